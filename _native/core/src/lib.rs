@@ -1,0 +1,22 @@
+//! The native core of wsgi-router: everything between a parsed HTTP request and the bytes on two wires.
+//!
+//! Layout, top down:
+//! - [`ffi`]: the C ABI, the only unsafe code; catches panics, owns handles.
+//! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
+//! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
+//! - [`template`]: chat templates, as Hugging Face renders them.
+//! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
+//! - [`wire`]: the worker's protobuf messages that the core reads and writes.
+//! - [`error`]: what can go wrong and whose fault it is.
+
+#![deny(unsafe_code)]
+
+pub mod error;
+pub mod prepare;
+pub mod stream;
+pub mod template;
+pub mod tokenizer;
+pub mod wire;
+
+#[allow(unsafe_code)]
+pub mod ffi;
