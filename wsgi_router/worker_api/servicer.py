@@ -139,7 +139,8 @@ class SchedulerServicer:
         self, sample: Sample, step: Step
     ) -> Iterator[sglang_scheduler_pb2.GenerateResponse | bytes]:
         if step.raw is not None:
-            yield step.raw
+            if step.raw:
+                yield step.raw
             return
         sample.completion_tokens += len(step.token_ids)
         last = step.finish_reason is not None
