@@ -1,4 +1,4 @@
-"""Answers that the shared simulators give: a prompt that holds the word on the left gets the answer on the right."""
+"""Answers of the shared simulators: a prompt that holds the word on the left gets the answer on the right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes for live tests: each on a free port, stopped by its own process id, its output kept in a file."""
+"""Real processes for live tests: on free ports, stopped by their own process ids, output kept in a file."""
 
 from __future__ import annotations
 
