@@ -55,6 +55,15 @@ cdef object failure(WrError *err):
     return NativeError(err.code, message.decode("utf-8", "replace"), param.decode("utf-8", "replace"))
 
 
+cdef tuple itl_bounds():
+    cdef WrBytes told
+    wr_itl_bounds(&told)
+    return tuple(json.loads(owned(told)))
+
+
+ITL_BOUNDS = itl_bounds()
+
+
 cdef inline const uint8_t *data_of(bytes data):
     return <const uint8_t *> PyBytes_AS_STRING(data)
 

@@ -39,6 +39,7 @@ cdef extern from "wsgi_router_core.h" nogil:
         uint64_t streams
 
     uint32_t wr_abi_version()
+    void wr_itl_bounds(WrBytes *out)
     void wr_live_handles(WrLive *out)
     void wr_bytes_free(WrBytes bytes)
     int32_t wr_tokenizer_load(const uint8_t *path, size_t path_len, const uint8_t *template_, size_t template_len,

@@ -10,6 +10,9 @@ CANCEL: int
 ALL_DONE: int
 FAILED: int
 
+#: Upper bounds in seconds of ``Stream.stats()["itl_buckets"]``, which has one bucket more.
+ITL_BOUNDS: tuple[float, ...]
+
 class NativeError(Exception):
     code: int
     message: str
@@ -69,4 +72,6 @@ class Stream:
     def failure(self) -> str | None:
         """The worker's words if it gave the request up."""
 
-    def stats(self) -> dict[str, Any]: ...
+    def stats(self) -> dict[str, Any]:
+        """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``; inter-token times:
+        ``itl_buckets`` (counts, not cumulative), ``itl_sum`` (seconds), ``itl_count``; ``finish_reasons``."""

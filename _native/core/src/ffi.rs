@@ -194,6 +194,16 @@ pub extern "C" fn wr_abi_version() -> u32 {
     WR_ABI_VERSION
 }
 
+/// Upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells (owned bytes: JSON array).
+///
+/// # Safety
+/// `out` points to room for a `WrBytes`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_itl_bounds(out: *mut WrBytes) {
+    let bounds = serde_json::json!(stream::ITL_BOUNDS).to_string();
+    let _ = unsafe { give(out, WrBytes::owned(bounds.into_bytes())) };
+}
+
 /// How many handles live in this process.
 ///
 /// # Safety
@@ -279,7 +289,6 @@ pub unsafe extern "C" fn wr_tokenizer_info(
             "content_form": handle.template.as_ref().map(|template| template.content_form().name()),
             "model_max_length": tokenizer.model_max_length(),
             "backend": tokenizer.backend(),
-            "itl_bounds": stream::ITL_BOUNDS,
         });
         unsafe { give(out, WrBytes::owned(info.to_string().into_bytes())) }
     })
@@ -419,8 +428,7 @@ pub unsafe extern "C" fn wr_stream_new(
 ) -> i32 {
     guard(err, || {
         let handle = unsafe { tokenizer(handle) }?;
-        let options = serde_json::from_slice(unsafe { input(options, options_len) })
-            .map_err(|error| Error::new(Code::Internal, format!("stream options: {error}")))?;
+        let options = stream::Options::from_json(unsafe { input(options, options_len) })?;
         let stream = Stream::new(Arc::clone(&handle.tokenizer), options);
         let stream = Box::new(WrStream { stream, taken: Vec::new(), spent: false });
         unsafe { give(out, Box::into_raw(stream)) }?;
@@ -490,7 +498,8 @@ pub unsafe extern "C" fn wr_stream_fail(
 pub unsafe extern "C" fn wr_stream_take(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
     guard_stream(handle, err, |handle| {
         handle.taken.clear();
-        handle.stream.take_into(&mut handle.taken);
+        handle.taken.extend_from_slice(handle.stream.buffer());
+        handle.stream.clear();
         unsafe { give(out, WrBytes::borrowed(&handle.taken)) }
     })
 }
@@ -504,6 +513,20 @@ pub enum WrReport {
     Failure = 1,
     /// Token counts and inter-token times as a JSON object.
     Stats = 2,
+}
+
+fn stats_json(stats: &stream::Stats) -> String {
+    serde_json::json!({
+        "prompt_tokens": stats.usage.prompt,
+        "completion_tokens": stats.usage.completion,
+        "cached_tokens": stats.usage.cached,
+        "reasoning_tokens": stats.usage.reasoning,
+        "itl_buckets": stats.itl.buckets,
+        "itl_sum": stats.itl.sum,
+        "itl_count": stats.itl.count,
+        "finish_reasons": stats.finish_reasons,
+    })
+    .to_string()
 }
 
 /// Tells the result, the failure or the figures of a stream (owned bytes). `kind` is a `WrReport`.
@@ -524,7 +547,7 @@ pub unsafe extern "C" fn wr_stream_report(
         } else if kind == WrReport::Failure as u32 {
             stream.failure().unwrap_or_default().as_bytes().to_vec()
         } else {
-            stream.stats().to_json().into_bytes()
+            stats_json(stream.stats()).into_bytes()
         };
         unsafe { give(out, WrBytes::owned(told)) }
     })
