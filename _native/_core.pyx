@@ -55,13 +55,13 @@ cdef object failure(WrError *err):
     return NativeError(err.code, message.decode("utf-8", "replace"), param.decode("utf-8", "replace"))
 
 
-cdef tuple itl_bounds():
+cdef dict facts():
     cdef WrBytes told
-    wr_itl_bounds(&told)
-    return tuple(json.loads(owned(told)))
+    wr_facts(&told)
+    return json.loads(owned(told))
 
 
-ITL_BOUNDS = itl_bounds()
+ITL_BOUNDS = tuple(facts()["itl_bounds"])
 
 
 cdef inline const uint8_t *data_of(bytes data):
@@ -73,9 +73,7 @@ def abi_version():
 
 
 def live_handles():
-    cdef WrLive live
-    wr_live_handles(&live)
-    return {"tokenizers": live.tokenizers, "prepared": live.prepared, "streams": live.streams}
+    return facts()["live_handles"]
 
 
 def first_failure(bytes message not None):

@@ -33,14 +33,8 @@ cdef extern from "wsgi_router_core.h" nogil:
         size_t body_len
         int64_t max_new_tokens
 
-    struct WrLive:
-        uint64_t tokenizers
-        uint64_t prepared
-        uint64_t streams
-
     uint32_t wr_abi_version()
-    void wr_itl_bounds(WrBytes *out)
-    void wr_live_handles(WrLive *out)
+    void wr_facts(WrBytes *out)
     void wr_bytes_free(WrBytes bytes)
     int32_t wr_tokenizer_load(const uint8_t *path, size_t path_len, const uint8_t *template_, size_t template_len,
                               WrTokenizer **out, WrError *err)

@@ -92,14 +92,6 @@ pub struct WrStream {
     spent: bool,
 }
 
-/// Handles alive in this process.
-#[repr(C)]
-pub struct WrLive {
-    pub tokenizers: u64,
-    pub prepared: u64,
-    pub streams: u64,
-}
-
 /// Runs `body`; turns its error, or its panic, into a code and `err`.
 fn guard(err: *mut WrError, body: impl FnOnce() -> Result<()>) -> i32 {
     let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
@@ -194,28 +186,22 @@ pub extern "C" fn wr_abi_version() -> u32 {
     WR_ABI_VERSION
 }
 
-/// Upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells (owned bytes: JSON array).
+/// Facts of this process as a JSON object (owned bytes): `live_handles` (`tokenizers`, `prepared`, `streams`) and
+/// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 ///
 /// # Safety
 /// `out` points to room for a `WrBytes`.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_itl_bounds(out: *mut WrBytes) {
-    let bounds = serde_json::json!(stream::ITL_BOUNDS).to_string();
-    let _ = unsafe { give(out, WrBytes::owned(bounds.into_bytes())) };
-}
-
-/// How many handles live in this process.
-///
-/// # Safety
-/// `out` points to room for a `WrLive`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_live_handles(out: *mut WrLive) {
-    let live = WrLive {
-        tokenizers: TOKENIZERS.load(Ordering::Relaxed),
-        prepared: PREPARED.load(Ordering::Relaxed),
-        streams: STREAMS.load(Ordering::Relaxed),
-    };
-    let _ = unsafe { give(out, live) };
+pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
+    let facts = serde_json::json!({
+        "live_handles": {
+            "tokenizers": TOKENIZERS.load(Ordering::Relaxed),
+            "prepared": PREPARED.load(Ordering::Relaxed),
+            "streams": STREAMS.load(Ordering::Relaxed),
+        },
+        "itl_bounds": stream::ITL_BOUNDS,
+    });
+    let _ = unsafe { give(out, WrBytes::owned(facts.to_string().into_bytes())) };
 }
 
 /// Frees owned bytes; borrowed and empty ones are left alone.
