@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Code, Error, Result};
 use crate::prepare::{self, Prepared};
 use crate::stream::{self, Stream};
-use crate::template::{ChatTemplate, Limits};
+use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
@@ -175,6 +175,13 @@ unsafe fn give<T>(out: *mut T, value: T) -> Result<()> {
     Ok(())
 }
 
+fn content_form(template: &ChatTemplate) -> &'static str {
+    match template.content_form() {
+        ContentForm::String => "string",
+        ContentForm::Parts => "parts",
+    }
+}
+
 fn limits(fuel: u64) -> Limits {
     let default = Limits::default();
     if fuel == 0 { default } else { Limits { fuel, ..default } }
@@ -272,7 +279,7 @@ pub unsafe extern "C" fn wr_tokenizer_info(
             "eos_token_ids": tokenizer.eos_token_ids(),
             "special_tokens": tokenizer.special_tokens(),
             "has_chat_template": handle.template.is_some(),
-            "content_form": handle.template.as_ref().map(|template| template.content_form().name()),
+            "content_form": handle.template.as_ref().map(content_form),
             "model_max_length": tokenizer.model_max_length(),
             "backend": tokenizer.backend(),
         });
