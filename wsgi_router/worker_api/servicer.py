@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import grpc
 from google.protobuf.struct_pb2 import Struct
@@ -21,9 +21,9 @@ from wsgi_router.worker_api.tokenizer_zip import zip_chunks, zip_tokenizer
 
 log = logging.getLogger(__name__)
 
-# grpc types a context by request and response; the handlers here are bound by name from the descriptor.
-Context = grpc.aio.ServicerContext[Any, Any]
-CompleteIds = Literal["repeat", "only", "all", "none"]
+# What grpc.aio gives a handler (ServicerContext); grpc comes without types that a checker could read.
+Context: TypeAlias = Any
+CompleteIds: TypeAlias = Literal["repeat", "only", "all", "none"]
 
 
 @dataclass(frozen=True, slots=True)
