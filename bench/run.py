@@ -92,8 +92,10 @@ def peer_name(outcomes: list[Outcome]) -> str | None:
 
 def main() -> int:
     options = arguments()
-    # A SIGTERM ends the run like Ctrl-C does: what was started is stopped on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # SIGTERM ends the run as Ctrl-C does (also where a shell left SIGINT ignored), so that what was started is
+    # stopped on the way out.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     began = time.monotonic()
     about = report.machine()
     try:
