@@ -53,7 +53,7 @@ def _begin() -> None:
         request.method, _UNKNOWN_ROUTE if rule is None else rule.rule, observability.request_id(sent)
     )
     keys = current().settings.api_keys
-    if keys and auth.guarded(request.path):
+    if keys and auth.guarded(request.path if rule is None else rule.rule):
         auth.check_key(keys, request.headers.get("Authorization"))
     current().start()
 

@@ -13,7 +13,7 @@ _SCHEME: Final = "bearer "
 
 
 def guarded(path: str) -> bool:
-    """Whether a path (below the mount point) needs a key."""
+    """Whether a route, or a path (below the mount point) that has none, needs a key."""
     return any(path == prefix or path.startswith(prefix + "/") for prefix in _GUARDED)
 
 

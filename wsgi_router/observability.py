@@ -27,6 +27,9 @@ FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
+"""Routes that machines ask every few seconds."""
+
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -184,8 +187,9 @@ class RequestRecord:
             self._finished = True
         elapsed = time.monotonic() - self._started
         self._count(elapsed)
-        if LOGGER.isEnabledFor(logging.INFO):
-            LOGGER.info("%s", self._line(elapsed))
+        level = logging.DEBUG if self.route in _PROBES else logging.INFO
+        if LOGGER.isEnabledFor(level):
+            LOGGER.log(level, "%s", self._line(elapsed))
 
     def _count(self, elapsed: float) -> None:
         values, stats = metrics(), self.stats
