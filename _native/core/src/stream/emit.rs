@@ -158,7 +158,7 @@ fn write_finish(out: &mut Vec<u8>, finish: &Finish) {
     out.extend_from_slice(b",\"finish_reason\":");
     json::string(out, finish.reason);
     match &finish.matched {
-        None => return,
+        None => {}
         Some(Matched::Token(id)) => {
             out.extend_from_slice(b",\"matched_stop\":");
             json::number(out, (*id).into());

@@ -16,8 +16,6 @@ pub mod stop;
 pub mod usage;
 
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
 mod tests;
 
 use std::fmt;

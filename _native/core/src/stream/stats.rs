@@ -40,10 +40,10 @@ pub struct Pace(Option<Instant>);
 impl Pace {
     /// The first tokens start the clock: their time is the time to first token, which is measured elsewhere.
     pub fn tick(&mut self, now: Instant, tokens: u64, into: &mut Histogram) {
-        if tokens > 0 {
-            if let Some(before) = self.0.replace(now) {
-                into.observe(now.saturating_duration_since(before), tokens);
-            }
+        if tokens > 0
+            && let Some(before) = self.0.replace(now)
+        {
+            into.observe(now.saturating_duration_since(before), tokens);
         }
     }
 }

@@ -185,7 +185,7 @@ fn release(held: &str, text: &str, count: usize, out: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stream::testing::Random;
+    use crate::stream::tests::fixtures::Random;
 
     fn words(list: &[&str]) -> StopWords {
         StopWords::new(list.iter().map(|word| word.to_string()).collect())

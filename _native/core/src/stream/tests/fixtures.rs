@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Decode, Vocabulary};
+use crate::stream::{Decode, Vocabulary};
 
 /// SplitMix64.
 pub struct Random(u64);
