@@ -17,7 +17,8 @@ COLUMNS = (
     ("p99", ("ttft_ms", "p99"), 1),
     ("ITL p50 ms", ("itl_ms", "p50"), 1),
     ("p99", ("itl_ms", "p99"), 1),
-    ("RSS peak MiB", ("rss_mib", "peak"), 0),
+    ("RSS idle MiB", ("rss_mib", "before"), 0),
+    ("peak", ("rss_mib", "peak"), 0),
     ("CPU s", ("cpu_s",), 1),
 )
 

@@ -42,6 +42,7 @@ def own(transport: str) -> Start:
             "WSGI_ROUTER_TOKENIZER_PATH": str(assets.tokenizer()),
             "WSGI_ROUTER_MODEL": MODEL,
             "WSGI_ROUTER_BIND": f"127.0.0.1:{port}",
+            "WSGI_ROUTER_LOG_LEVEL": "warning",
             "WEB_CONCURRENCY": "1",
         }
         if transport:
