@@ -29,7 +29,6 @@ from wsgi_router.worker_api.engine import (
 )
 from wsgi_router.worker_api.server import WorkerServer
 from wsgi_router.worker_api.servicer import ServicerOptions
-from wsgi_router.worker_api.tokenizer_zip import zip_chunks, zip_tokenizer
 
 PROMPT = [1, 2, 3]
 
@@ -495,13 +494,6 @@ def test_the_tokenizer_comes_as_a_zip(tmp_path: Path) -> None:
             assert archive.read("tokenizer.json") == (tmp_path / "tokenizer.json").read_bytes()
 
     run(HandEngine(folder=tmp_path), scenario)
-    assert zip_tokenizer(tmp_path) == zip_tokenizer(tmp_path)
-
-
-def test_only_the_last_piece_of_the_zip_has_the_digest() -> None:
-    pieces = list(zip_chunks(b"x" * 25, size=10))
-    assert [len(piece.data) for piece in pieces] == [10, 10, 5]
-    assert [bool(piece.sha256) for piece in pieces] == [False, False, True]
 
 
 def test_no_tokenizer_is_not_found() -> None:

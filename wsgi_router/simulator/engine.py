@@ -120,7 +120,9 @@ class SimulatedEngine(Engine):
         if self.config.role == "prefill":
             # The first token is all that prefill computes.
             plan = Plan(plan.token_ids[:1], "length")
-        limit = request.logprob_start_len if request.logprob_start_len >= 0 else prompt
+        # A prompt's own log probabilities must be computed, so that part does not come from the cache.
+        scored = request.return_logprob and request.logprob_start_len >= 0
+        limit = request.logprob_start_len if scored else prompt
         tokens = min(prompt + len(plan.token_ids), self.config.kv_tokens)
         lease = await self._scheduler.admit(request.input_ids, tokens, limit)
         try:

@@ -100,6 +100,8 @@ class Registry:
 
     async def wait_idle(self, timeout: float) -> bool:
         """Wait until no call is live, at most ``timeout`` seconds; whether that came about."""
+        if self._idle.is_set():
+            return True
         try:
             await asyncio.wait_for(self._idle.wait(), timeout)
         except TimeoutError:
