@@ -597,8 +597,7 @@ mod tests {
     #[test]
     fn an_error_keeps_code_message_and_param() {
         let mut error = blank();
-        let code =
-            guard(&mut error, || Err(Error::new(Code::ContextLength, "too long").at("messages")));
+        let code = guard(&mut error, || Err(Error::new(Code::ContextLength, "too long").at("messages")));
         assert_eq!((code, error.code), (2, 2));
         assert_eq!(message(&error), "too long");
         unsafe {

@@ -78,9 +78,7 @@ fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() {
         return Ok(0);
     }
-    value
-        .len()
-        .ok_or_else(|| bad(format!("object of type {} has no len()", value.kind())))
+    value.len().ok_or_else(|| bad(format!("object of type {} has no len()", value.kind())))
 }
 
 /// The filter `list`.

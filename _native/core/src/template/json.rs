@@ -17,11 +17,7 @@ struct Layout {
 }
 
 /// The filter `tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
-pub fn tojson(
-    state: &State,
-    value: &Value,
-    args: Rest<ValueOrKwargs>,
-) -> Result<Value, Error> {
+pub fn tojson(state: &State, value: &Value, args: Rest<ValueOrKwargs>) -> Result<Value, Error> {
     type Given<'a> = Option<&'a Value>;
     let args = args.into_values();
     let (ensure_ascii, indent, separators, sort_keys, options): (Given, Given, Given, Given, Kwargs) =

@@ -147,9 +147,8 @@ impl ChatTemplate {
     fn context(&self, input: &RenderInput, messages: Value) -> Value {
         let optional = |given: Option<&Json>| given.map_or_else(|| Value::from(()), from_json);
         let special = self.special_tokens.iter();
-        let mut context: Vec<(Value, Value)> = special
-            .map(|(name, token)| (Value::from(name.as_str()), token.clone()))
-            .collect();
+        let mut context: Vec<(Value, Value)> =
+            special.map(|(name, token)| (Value::from(name.as_str()), token.clone())).collect();
         let kwargs = input.kwargs.iter().filter(|(name, _)| !OWN_NAMES.contains(&name.as_str()));
         context.extend(kwargs.map(|(name, given)| (Value::from(name.as_str()), from_json(given))));
         context.push((Value::from("messages"), messages));

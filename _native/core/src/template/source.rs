@@ -65,9 +65,7 @@ fn tag_end(text: &str, close: &str) -> usize {
 fn tag_name(tag: &str) -> std::ops::Range<usize> {
     let inner = tag[2..].trim_start_matches(['-', '+']).trim_start();
     let start = tag.len() - inner.len();
-    let length = inner
-        .find(|c: char| !c.is_alphanumeric() && c != '_')
-        .unwrap_or(inner.len());
+    let length = inner.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(inner.len());
     start..start + length
 }
 

@@ -25,24 +25,15 @@ pub struct Dict {
 impl Dict {
     /// `entries` have string keys, each once.
     pub fn new(entries: Vec<(Value, Value)>) -> Self {
-        let index = (entries.len() > SCAN_LIMIT).then(|| {
-            entries
-                .iter()
-                .enumerate()
-                .map(|(at, (key, _))| (key.clone(), at))
-                .collect()
-        });
+        let index = (entries.len() > SCAN_LIMIT)
+            .then(|| entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect());
         Self { entries, index }
     }
 
     fn get(&self, key: &str) -> Option<&Value> {
         match &self.index {
             Some(index) => index.get(&Value::from(key)).map(|&at| &self.entries[at].1),
-            None => self
-                .entries
-                .iter()
-                .find(|(name, _)| name.as_str() == Some(key))
-                .map(|(_, value)| value),
+            None => self.entries.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value),
         }
     }
 }
@@ -110,12 +101,9 @@ pub fn from_json(json: &serde_json::Value) -> Value {
         },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
-        serde_json::Value::Object(entries) => dict(
-            entries
-                .iter()
-                .map(|(key, item)| (Value::from(key.as_str()), from_json(item)))
-                .collect(),
-        ),
+        serde_json::Value::Object(entries) => {
+            dict(entries.iter().map(|(key, item)| (Value::from(key.as_str()), from_json(item))).collect())
+        }
     }
 }
 
