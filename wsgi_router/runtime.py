@@ -119,8 +119,18 @@ def call_in_pool(function: Callable[..., _T], *args: Any) -> _T:
     """
     if not patched():
         return function(*args)
-    result: _T = _native_pool().apply(function, args)
-    return result
+    result, error = _native_pool().apply(_outcome, (function, args))
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _outcome(function: Callable[..., _T], args: tuple[Any, ...]) -> tuple[_T | None, Exception | None]:
+    """Errors go back as values: the pool prints the traceback of one that is raised in it."""
+    try:
+        return function(*args), None
+    except Exception as error:
+        return None, error
 
 
 @functools.cache
