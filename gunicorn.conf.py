@@ -47,7 +47,25 @@ _made: list[str] = []
 
 
 def on_starting(server: Any) -> None:
-    """Makes the directory in which the processes keep their metrics, before the first fork."""
+    """Before the first fork: loads what the processes share, and makes room for their metrics."""
+    from wsgi_router import native
+
+    _make_metrics_directory()
+    try:
+        native.preload_tokenizer(_settings)
+    except settings.SettingsError as error:
+        on_exit(server)
+        sys.exit(f"wsgi-router: {error}")
+
+
+def on_reload(_server: Any) -> None:
+    """The files may have changed."""
+    from wsgi_router import native
+
+    native.forget_preloaded()
+
+
+def _make_metrics_directory() -> None:
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     if given and not Path(given).name.startswith(_METRICS_PREFIX):
         Path(given).mkdir(parents=True, exist_ok=True)
@@ -64,21 +82,20 @@ def post_worker_init(worker: Any) -> None:
     """Starts what each process has for itself, and watches for the moment it has to drain."""
     from gunicorn.errors import AppImportError
 
-    from wsgi_router import app, serving
+    from wsgi_router import serving
 
     try:
-        app.services(worker.wsgi).start()
+        serving.start(worker)
     except settings.SettingsError as error:
         raise AppImportError(f"wsgi-router: {error}") from None
-    serving.watch(worker)
 
 
 def worker_exit(_server: Any, worker: Any) -> None:
     """Runs in the process that ends (and in the master, for one that is gone already)."""
-    if worker.pid == os.getpid() and hasattr(worker, "wsgi"):
-        from wsgi_router import app
+    if worker.pid == os.getpid() and worker.booted:
+        from wsgi_router import serving
 
-        app.services(worker.wsgi).close()
+        serving.close()
 
 
 def child_exit(_server: Any, worker: Any) -> None:

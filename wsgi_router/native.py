@@ -46,9 +46,11 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "first_failure",
+    "forget_preloaded",
     "live_handles",
     "load_tokenizer",
     "new_stream",
+    "preload_tokenizer",
     "prepare",
     "router_error",
 ]
@@ -85,10 +87,29 @@ def router_error(error: NativeError) -> RouterError:
     return InternalError()
 
 
+_preloaded: dict[tuple[str, str], Tokenizer] = {}
+
+
+def preload_tokenizer(settings: Settings) -> None:
+    """Loads the tokenizer before a fork, so that the processes share its pages. Starts no thread."""
+    _preloaded.clear()
+    tokenizer = load_tokenizer(settings)
+    if tokenizer is not None:
+        _preloaded[settings.tokenizer_path, settings.chat_template] = tokenizer
+
+
+def forget_preloaded() -> None:
+    """Processes forked from now on load the files themselves."""
+    _preloaded.clear()
+
+
 def load_tokenizer(settings: Settings) -> Tokenizer | None:
     """The tokenizer that the settings name, None if they name none. Raises SettingsError."""
     if not settings.tokenizer_path:
         return None
+    shared = _preloaded.get((settings.tokenizer_path, settings.chat_template))
+    if shared is not None:
+        return shared
     template = _read_template(settings.chat_template) if settings.chat_template else None
     try:
         return Tokenizer(settings.tokenizer_path, template)

@@ -65,7 +65,10 @@ class Metrics:
         common: Any = {"namespace": "wsgi_router", "registry": self.registry}
         self.requests = Counter("requests", "Requests answered.", ["route", "status"], **common)
         self.in_flight = Gauge(
-            "requests_in_flight", "Requests being answered.", multiprocess_mode="livesum", **common
+            "requests_in_flight",
+            "Requests being answered, but for health checks and this one.",
+            multiprocess_mode="livesum",
+            **common,
         )
         self.duration = Histogram(
             "request_duration_seconds",
@@ -161,7 +164,9 @@ class RequestRecord:
         self._first_token: float | None = None
         self._finished = False
         self._lock = threading.Lock()
-        metrics().in_flight.inc()
+        self._is_probe = route in _PROBES
+        if not self._is_probe:
+            metrics().in_flight.inc()
 
     def label(self, text: str | None) -> None:
         """A label that the client gave the request, for the log."""
@@ -187,13 +192,14 @@ class RequestRecord:
             self._finished = True
         elapsed = time.monotonic() - self._started
         self._count(elapsed)
-        level = logging.DEBUG if self.route in _PROBES else logging.INFO
+        level = logging.DEBUG if self._is_probe else logging.INFO
         if LOGGER.isEnabledFor(level):
             LOGGER.log(level, "%s", self._line(elapsed))
 
     def _count(self, elapsed: float) -> None:
         values, stats = metrics(), self.stats
-        values.in_flight.dec()
+        if not self._is_probe:
+            values.in_flight.dec()
         values.requests.labels(self.route, str(self.status)).inc()
         values.duration.labels(self.route).observe(elapsed)
         if self.outcome == CANCELLED:

@@ -1,4 +1,4 @@
-"""What gunicorn's worker processes do beyond serving: they drain."""
+"""How a process of gunicorn's starts, drains and ends; called by the hooks in gunicorn.conf.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from typing import Any, Final
 
 from wsgi_router import runtime
+from wsgi_router.api.services import close_all, start_all
 
 _LOG = logging.getLogger(__name__)
 
@@ -17,13 +18,21 @@ LAST_WORDS_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.25
 
 
-def watch(worker: Any) -> None:
-    """Begins the drain once `worker`, one of gunicorn's, has been told to end.
+def start(worker: Any) -> None:
+    """Starts what each process has for itself. Raises SettingsError.
+
+    Begins the drain once `worker`, one of gunicorn's, has been told to end.
 
     gunicorn has no hook for SIGTERM, and none for the end that max_requests brings. In both cases the
     worker's `alive` becomes false, its listener closes, and open requests are given graceful_timeout.
     """
+    start_all()
     runtime.spawn(_watch, worker)
+
+
+def close() -> None:
+    """Drops the connections to the workers."""
+    close_all()
 
 
 def _watch(worker: Any) -> None:

@@ -14,7 +14,7 @@ _READ: Final = "wsgi_router.body_read"
 _SMALL: Final = 64 << 10
 _PIECE: Final = 1 << 20
 _LINGER_SECONDS: Final = 2.0
-_LINGER_BYTES: Final = 64 << 20
+_LINGER_BYTES: Final = 256 << 20
 
 
 def read_body(environ: dict[str, Any], limit: int) -> bytes:

@@ -6,11 +6,12 @@ import logging
 import os
 import threading
 import time
+import weakref
 from typing import Any, Final
 
 from flask import current_app
 
-from wsgi_router import native
+from wsgi_router import native, observability, runtime
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import RouterError
 from wsgi_router.grpc_client import GrpcTransport
@@ -19,6 +20,7 @@ from wsgi_router.workers.pool import WorkerPool
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
+_WORKERS_SECONDS: Final = 1.0
 
 
 class NoTokenizerError(RouterError):
@@ -35,6 +37,7 @@ class Services:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.started_at = int(time.time())
+        _ALL.add(self)
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._tokenizer: native.Tokenizer | None = None
@@ -62,6 +65,7 @@ class Services:
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._pool.start()
+        runtime.spawn(_tell_workers, weakref.ref(self), os.getpid())
         _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
 
     def close(self) -> None:
@@ -90,6 +94,33 @@ class Services:
     def __repr__(self) -> str:
         state = "started" if self._pid == os.getpid() else "not started"
         return f"<Services {state}>"
+
+
+_ALL: Final[weakref.WeakSet[Services]] = weakref.WeakSet()
+
+
+def start_all() -> None:
+    """Starts the services of every app of this process, wherever it is mounted. Raises SettingsError."""
+    for services in tuple(_ALL):
+        services.start()
+
+
+def close_all() -> None:
+    """Closes what this process has started."""
+    for services in tuple(_ALL):
+        services.close()
+
+
+def _tell_workers(reference: weakref.ref[Services], process: int) -> None:
+    """Keeps the metrics about workers fresh: another process may be the one that is asked for them."""
+    told: object = None
+    while (services := reference()) is not None and services._pid in (None, process):
+        stats = services.pool.stats()
+        if stats != told:
+            observability.metrics().set_workers(stats)
+            told = stats
+        del services
+        time.sleep(_WORKERS_SECONDS)
 
 
 def attach(app: Any, services: Services) -> None:
