@@ -15,7 +15,7 @@ MODES = ("gevent", "threads")
 
 
 def run(mode: str, scenario: Callable[..., None], *args: Any, seconds: float = 60) -> None:
-    """Calls ``scenario(*args)``, a function at the top of a test module, under ``mode``; fails as it fails."""
+    """Calls ``scenario(*args)``, at the top of a test module, under ``mode``; fails as it fails."""
     command = [sys.executable, "-m", __name__, mode, scenario.__module__, scenario.__name__, json.dumps(args)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
     output = done.stdout + done.stderr
