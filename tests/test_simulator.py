@@ -103,7 +103,7 @@ def test_the_stop_id_is_part_of_the_answer(client: SchedulerClient) -> None:
     for sampling, wanted, matched in (
         ({}, [7, 8, 9, 2], EOS),
         ({"stop_token_ids": [8]}, [7, 8], 8),
-        ({"min_new_tokens": 3, "stop_token_ids": [8]}, [7, 9, 2], EOS),
+        ({"min_new_tokens": 2, "stop_token_ids": [8]}, [7, 9, 2], EOS),
     ):
         (event,) = client.generate("a", [101], stream=False, sampling=sampling)
         complete = event.complete

@@ -106,6 +106,7 @@ def configure(options: argparse.Namespace) -> SimulatorConfig:
         health_delay=options.health_ms / 1e3,
         start_delay=options.start_delay,
         role=options.role,
+        host=options.bind.rpartition(":")[0],
         bootstrap_port=options.bootstrap_port,
         bootstrap_timeout=options.bootstrap_timeout,
         shown={name: str(value) for name, value in vars(options).items()},

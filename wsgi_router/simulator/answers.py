@@ -71,34 +71,33 @@ class Answerer:
         stops: set[int] = set()
         if not sampling.ignore_eos:
             stops = set(self._config.eos) | sampling.stop_token_ids
-        taken: list[int] = []
-        for token in self._endless(ids, sampling.min_new_tokens, stops, rng):
-            if len(taken) >= most:
-                break
-            taken.append(token)
-            if len(taken) == most:
+        ids = self._lengthened(ids, min(sampling.min_new_tokens, most), stops, rng)
+        for size, token in enumerate(ids[:most], start=1):
+            if size == most:
                 # SGLang looks at the length first: a stop id in the last place changes nothing.
                 break
-            if token in stops and len(taken) >= sampling.min_new_tokens:
-                return Plan(tuple(taken), "stop", matched_token_id=token)
-            if sampling.stop and (word := self._stop_word(taken, sampling.stop)) is not None:
-                return Plan(tuple(taken), "stop", matched_stop=word)
-        reached = len(taken) >= most and len(ids) >= most
-        return self._end(taken, answer, "length" if reached else "stop")
+            if token in stops and size > sampling.min_new_tokens:
+                return Plan(tuple(ids[:size]), "stop", matched_token_id=token)
+            if sampling.stop and (word := self._stop_word(ids[:size], sampling.stop)) is not None:
+                return Plan(tuple(ids[:size]), "stop", matched_stop=word)
+        return self._end(ids[:most], answer, "length" if len(ids) >= most else "stop")
 
-    def _endless(self, ids: Sequence[int], least: int, stops: set[int], rng: Random) -> list[int]:
-        """``ids``, where stop ids before the ``least``-th are passed over and missing ones are made up."""
-        head = [token for token in ids[:least] if token not in stops]
-        tail = list(ids[least:])
-        while len(head) + len(tail) < least:
+    def _lengthened(self, ids: Sequence[int], least: int, stops: set[int], rng: Random) -> list[int]:
+        """``ids`` without stop ids among the first ``least``, which are made up where they are missing."""
+        out: list[int] = []
+        for token in ids:
+            if len(out) >= least or token not in stops:
+                out.append(token)
+        while len(out) < least:
             token = rng.choice(self._ordinary)
             if token not in stops:
-                head.append(token)
-        return head + tail
+                out.append(token)
+        return out
 
     def _end(self, ids: Sequence[int], answer: Answer, finish: str) -> Plan:
-        if answer.finish_reason is not None and finish != "length":
-            finish = answer.finish_reason
+        if finish == "length":
+            return Plan(tuple(ids), finish)
+        finish = answer.finish_reason or finish
         return Plan(tuple(ids), finish, answer.matched_token_id, answer.matched_stop)
 
     def _stop_word(self, ids: list[int], words: Sequence[str]) -> str | None:

@@ -42,6 +42,7 @@ class SimulatorConfig:
     health_delay: float = 0.0
     start_delay: float = 0.0
     role: Role = "null"
+    host: str = "127.0.0.1"
     bootstrap_port: int = 8998
     bootstrap_timeout: float = 30.0
     shown: dict[str, object] = field(default_factory=dict)

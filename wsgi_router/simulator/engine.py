@@ -66,7 +66,7 @@ class SimulatedEngine(Engine):
         """Take the configured time to start; a prefill worker listens for its decode peers."""
         await asyncio.sleep(self.config.start_delay)
         if self.config.role == "prefill":
-            self.bootstrap_port = await self._rooms.listen("127.0.0.1", self.config.bootstrap_port)
+            self.bootstrap_port = await self._rooms.listen(self.config.host, self.config.bootstrap_port)
 
     async def close(self) -> None:
         """Stop listening for peers."""

@@ -52,11 +52,11 @@ class PrefillRooms:
     async def hand_over(self, room_id: int, prompt_tokens: int) -> None:
         """Offer a computed prompt; returns once the decode side has it. EngineError if it does not come."""
         room = self._rooms.setdefault(room_id, Room())
+        if room.prompt_tokens.done():
+            raise lost(f"bootstrap room {room_id} is taken")
         try:
             room.prompt_tokens.set_result(prompt_tokens)
             problem = await asyncio.wait_for(room.collected, self._timeout)
-        except asyncio.InvalidStateError:
-            raise lost(f"bootstrap room {room_id} is taken") from None
         except TimeoutError:
             raise lost(f"no decode worker came to bootstrap room {room_id}") from None
         finally:

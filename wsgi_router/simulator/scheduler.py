@@ -64,8 +64,7 @@ class Scheduler:
             if waiter.granted.done() and not waiter.granted.cancelled():
                 self.release(waiter.granted.result())
             else:
-                self._waiting.remove(waiter)
-                # The head may have been what kept the others waiting.
+                # It may have been the head, and what kept the others waiting.
                 self._advance()
             raise
 
@@ -86,6 +85,9 @@ class Scheduler:
         self._rate.add(tokens)
 
     def _advance(self) -> None:
+        # Who was cancelled is still in line until here, and may not be given anything.
+        if any(waiter.granted.cancelled() for waiter in self._waiting):
+            self._waiting = deque(waiter for waiter in self._waiting if not waiter.granted.cancelled())
         while self._waiting and self.running < self.max_running:
             waiter = self._waiting[0]
             lease = self.cache.lease(waiter.ids, waiter.tokens, waiter.limit)

@@ -17,6 +17,8 @@ class TextCodec:
     def __init__(self, path: Path | None) -> None:
         self._tokenizer: Any = None
         self._special: frozenset[int] = frozenset()
+        if path is not None and not path.exists():
+            raise NoTokenizerError(f"{path} is not there")
         file = None if path is None else path / "tokenizer.json" if path.is_dir() else path
         if file is not None and file.suffix == ".json" and file.exists():
             self._load(file)
