@@ -108,7 +108,7 @@ class _Queue:
                 if len(ready) >= limit:
                     self._wait_for_room(choice)
         except RpcFailure as failure:
-            end = failure
+            end = failure.with_traceback(None)  # which would tie the queue to its own frames
         except Exception as error:
             _LOG.exception("reading from %s failed", choice.lease.worker.url)
             end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
@@ -241,6 +241,8 @@ class Generation:
         """
         queue, client = self._queue, self._client
         if queue.ready:
+            if len(queue.choices) > 1:  # one may be silent while the others talk
+                queue.expire(time.monotonic())
             return True
         now = time.monotonic()
         end = math.inf if timeout is None else now + timeout
