@@ -1,10 +1,11 @@
-"""``python -m wsgi_router.quickstart``: a small real model and the router in front of it, for trying things out.
+"""``python -m wsgi_router.quickstart``: a small real model and the router in front of it, to try things out.
 
-Starts the local worker and gunicorn as child processes, waits until the router is ready, prints a line to paste,
-and ends both when it is interrupted or when one of them ends.
+Starts the local worker and gunicorn as child processes, waits until the router is ready, prints a line to
+paste, and ends both when it is interrupted or when one of them ends.
 """
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -117,7 +118,8 @@ def _wait_until_ready(url: str, children: list[subprocess.Popen[bytes]]) -> bool
 
 
 def _invitation(base: str) -> str:
-    body = f'{{"model": "{MODEL_NAME}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+    message = {"role": "user", "content": "Say hello."}
+    body = json.dumps({"model": MODEL_NAME, "stream": True, "messages": [message]})
     return f"""
 == ready. Paste this into another terminal (Ctrl-C here ends it all):
 
