@@ -74,7 +74,7 @@ def _serve(options: argparse.Namespace, children: list[subprocess.Popen[bytes]])
     worker_port = _free_port()
     print("== starting the model", flush=True)
     worker = [sys.executable, "-m", "wsgi_router.local_worker", "--bind", f"127.0.0.1:{worker_port}"]
-    children.append(_start([*worker, "--model", str(options.model_dir), "--model-name", MODEL_NAME]))
+    children.append(_start([*worker, "--model", str(options.model_dir), "--served-model-name", MODEL_NAME]))
     print("== starting the router", flush=True)
     environment = {
         "WSGI_ROUTER_WORKERS": f"grpc://127.0.0.1:{worker_port}",
