@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Queue
+from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Choice, _Queue
 from wsgi_router.grpc_client import GrpcTransport
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.runtime import ClientWatch
@@ -69,10 +69,17 @@ class Flow:
         assert self.in_flight() == 0, self.pool
         up = [n for n, worker in enumerate(self.pool.workers) if worker.available()]
         wait_until(lambda: all(self.info(n)["running"] == 0 for n in up), seconds, "workers run nothing")
-        wait_until(lambda: live_queues() == 0, 10, "readers ended")
+        wait_until(lambda: running_readers() == 0, 10, "readers ended")
+
+
+def running_readers() -> int:
+    """Choices whose RPC has not ended, in the whole process."""
+    gc.collect()
+    return sum(isinstance(thing, _Choice) and thing.stream is not None for thing in gc.get_objects())
 
 
 def live_queues() -> int:
+    """Requests of which anything is still kept, in the whole process."""
     gc.collect()
     return sum(isinstance(thing, _Queue) for thing in gc.get_objects())
 
