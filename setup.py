@@ -72,7 +72,12 @@ class BuildExt(build_ext):
         for extension in self.extensions:
             extension.extra_objects = [library]
             extension.depends = [*extension.depends, library]
+        # The other profile's library may be older than the extension, and would not be linked then.
+        linked = ROOT / "build" / "linked-core"
+        self.force = self.force or not linked.exists() or linked.read_text() != library
         super().run()
+        linked.parent.mkdir(exist_ok=True)
+        linked.write_text(library)
 
 
 setup(
