@@ -131,7 +131,8 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-_token_bounds: Sequence[float] = ()
+_token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
+"""Until the native core's own are set."""
 
 
 def set_token_bounds(bounds: Sequence[float]) -> None:
