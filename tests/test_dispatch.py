@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.flow import Client, abort_text, body, collect, live_queues
+from tests.support.bench import ABORT, Bench, chunk, nothing_is_left
+from tests.support.flow import Client, collect
 from tests.support.processes import wait_until
-from tests.support.transport import Answer, FakeTransport
+from tests.support.transport import Answer
 from wsgi_router import runtime
-from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation
+from wsgi_router.dispatch import ENDED, GenerateJob, Generation
 from wsgi_router.errors import (
     ClientGone,
     DeadlineError,
@@ -23,63 +24,17 @@ from wsgi_router.errors import (
     WorkerAbortError,
     WorkerProtocolError,
 )
-from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import State
-from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import RpcFailure
 
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
 INVALID = RpcFailure("INVALID_ARGUMENT", "no such thing")
-ABORT = pb.GenerateResponse(complete=pb.GenerateComplete(finish_reason="abort")).SerializeToString()
-
-
-def chunk(token: int) -> bytes:
-    return pb.GenerateResponse(chunk=pb.GenerateStreamChunk(token_ids=[token])).SerializeToString()
-
-
-class Bench:
-    """A dispatcher over two workers that are up, and the transport under it."""
-
-    def __init__(self, *answers: Answer, workers: int = 2, **settings: Any) -> None:
-        urls = tuple(f"grpc://w{number}:1" for number in range(workers))
-        values: dict[str, Any] = {"workers": urls, "policy": "round_robin", "health_interval": 0.1}
-        self.settings = Settings(**{**values, **settings})
-        self.transport = FakeTransport(*answers)
-        self.transport.infos = dict.fromkeys(urls, pb.GetModelInfoResponse(served_model_name="m"))
-        self.pool = WorkerPool(self.settings, self.transport)
-        self.pool.start()
-        wait_until(lambda: all(worker.available() for worker in self.pool.workers))
-        self.dispatcher = Dispatcher(self.pool, self.transport, self.settings, abort_text)
-
-    def open(self, choices: int = 1, client: runtime.ClientWatch | None = None) -> Generation:
-        return self.dispatcher.open(GenerateJob("m", body([1, 2, 3], 9), choices), client)
-
-    def in_flight(self) -> list[int]:
-        return [worker.in_flight for worker in self.pool.workers]
-
-    def asked(self) -> list[str]:
-        return [stream.worker.url for stream in self.transport.streams]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test ends with all leases returned, all readers ended, and nobody waiting for the drain."""
-    benches: list[Bench] = []
-    make = Bench.__init__
-
-    def record(self: Bench, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
-        benches.append(self)
-
-    monkeypatch.setattr(Bench, "__init__", record)
-    monkeypatch.setattr(runtime, "drain", runtime.Drain())
-    yield
-    for bench in benches:
-        bench.pool.close()
-        wait_until(lambda b=bench: sum(b.in_flight()) == 0, 5, f"leases of {bench.pool}")  # type: ignore[misc]
-    wait_until(lambda: live_queues() == 0, 5, "readers ended")
-    assert "waiters=0" in repr(runtime.drain)
+    with nothing_is_left(monkeypatch):
+        yield
 
 
 def test_an_answer_comes_in_order_and_returns_its_lease() -> None:
