@@ -358,6 +358,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("ebnf_grammar", {"ebnf_grammar": 'root ::= "\\x04"'}),
     ("ebnf_grammar", {"ebnf_grammar": 'root ::= ("a"{999}){999}'}),
     ("ebnf_grammar", {"ebnf_grammar": "(" * 5000}),
+    ("ebnf_grammar", {"ebnf_grammar": "root ::= [a-z] root* root* root*"}),
     ("json_schema", {"json_schema": "{"}),
     ("json_schema", {"json_schema": "[]"}),
     ("json_schema", {"json_schema": '{"type":"string","not":{}}'}),

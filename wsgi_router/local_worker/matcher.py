@@ -39,6 +39,27 @@ class Matcher:
                 [way[2] for way in self._ways if way is not None and _takes(way[0], code)]
             )
 
+    def probe(self, length: int) -> None:
+        """Try a text as long as a long token, each character taken by the most ways; GrammarError as in feed.
+
+        The sampler looks at every token of the vocabulary, also at those that will not be chosen.
+        """
+        kept = self._ways
+        for _ in range(length):
+            firsts = {
+                way[0].ranges[0][0] for way in self._ways if way is not None and isinstance(way[0], Chars)
+            }
+            if not firsts:
+                break
+            takers = {
+                code: sum(way is not None and _takes(way[0], code) for way in self._ways) for code in firsts
+            }
+            best = max(firsts, key=lambda code: (takers[code], -code))
+            self._ways = self._expand(
+                [way[2] for way in self._ways if way is not None and _takes(way[0], best)]
+            )
+        self._ways = kept
+
     def _expand(self, pending: list[Rest]) -> set[Rest]:
         """All ways whose next node is a character (or the end)."""
         ways: set[Rest] = set()

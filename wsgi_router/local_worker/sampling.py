@@ -22,6 +22,7 @@ _RANDOM_SEED = 2**32 - 1
 _SAMPLE_STRIDE = 1_000_003
 # Far beyond any logit, yet finite after division by the smallest temperature.
 _MAX_BIAS = 1e6
+_LONG_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +175,5 @@ def _compiled(field: str, text: str, holes: Ranges) -> Constraint:
     else:
         rules = parse_gbnf(schema_grammar(text) if field == "json_schema" else text)
     made = Constraint(field, compile_rules(rules, holes), rules)
-    Matcher(rules)
+    Matcher(rules).probe(_LONG_TOKEN)
     return made

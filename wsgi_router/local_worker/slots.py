@@ -139,7 +139,8 @@ class SlotLoop:
     def loads(self) -> EngineLoads:
         """The loop's state; read without stopping it."""
         busy = [slot for slot in self._slots if slot.job is not None]
-        waiting = list(self._waiting)
+        with self._changed:
+            waiting = list(self._waiting)
         limit = time.monotonic() - _RATE_WINDOW
         rate = sum(count for when, count in list(self._rates) if when >= limit) / _RATE_WINDOW
         return EngineLoads(
