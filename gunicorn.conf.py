@@ -22,7 +22,8 @@ bind = _settings.bind
 proc_name = "wsgi-router"
 
 # One process a core: each runs one hub. WEB_CONCURRENCY is gunicorn's own default for this setting.
-workers = int(os.environ.get("WEB_CONCURRENCY") or len(os.sched_getaffinity(0)))
+_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+workers = int(os.environ.get("WEB_CONCURRENCY") or _cores)
 worker_class = "gevent"
 # Streams of one process; a stream takes a connection for its whole life.
 worker_connections = 4096

@@ -13,7 +13,7 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware
 from werkzeug.test import Client, TestResponse
 
 from tests.support import sse, tiny
-from tests.support.app import CHAT, MODEL, App, RpcFailure, ask, chunk, complete, error_of, whole
+from tests.support.app import CHAT, MODEL, WORKER, App, RpcFailure, ask, chunk, complete, error_of, whole
 from tests.support.processes import wait_until
 from wsgi_router import api, runtime
 from wsgi_router.api.services import Services
@@ -153,6 +153,16 @@ def test_a_stream_that_is_dropped_ends_at_the_worker(make: Callable[..., App]) -
     assert len(app.transport.aborted) == 1
     assert app.services.pool.workers[0].in_flight == 0
     assert metrics().cancellations._value.get() == before + 1
+
+
+def test_a_second_worker_is_asked_once(folder: Path) -> None:
+    second = "grpc://127.0.0.1:2"
+    app = App(folder, RpcFailure("UNAVAILABLE", "gone"), whole("x"), workers=(WORKER, second))
+    app.transport.infos[second] = app.transport.infos[WORKER]
+    wait_until(lambda: all(worker.available() for worker in app.services.pool.workers), 10, "two workers")
+    before = metrics().retries._value.get()
+    assert app.chat().status_code == 200
+    assert metrics().retries._value.get() == before + 1
 
 
 def test_unknown_fields_are_named(make: Callable[..., App]) -> None:

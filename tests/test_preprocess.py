@@ -83,7 +83,15 @@ def test_the_clients_parameters_win_over_the_workers_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "null", "[]", "{", '{"temperature": "hot", "top_k": null, "min_p": true, "stop": ["x"]}']
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{",
+        '{"temperature": "hot", "top_k": null, "min_p": true, "stop": ["x"]}',
+        '{"top_k": 1e300}',
+    ],
 )
 def test_defaults_that_cannot_be_used_are_passed_over(text: str) -> None:
     assert preprocess.model_defaults(text) == {}

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from wsgi_router import runtime
+from wsgi_router import observability, runtime
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -375,13 +375,15 @@ class Dispatcher:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
                 raise
+            if tried:
+                observability.metrics().retries.inc()
             error = self._attempt(generation, lease, job, deadline - time.monotonic())
             if error is None:
                 return lease.worker
             tried.append(lease.worker)
             if not error.failover:
                 break
-            _LOG.info("%s failed before its first event: %s", lease.worker.url, error)
+            _LOG.info("%s failed before its first event: %s", lease.worker.url, error.message)
         assert error is not None
         raise error
 
