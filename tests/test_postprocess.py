@@ -133,9 +133,9 @@ def test_what_is_ready_goes_out_at_once_and_together(tokenizer: native.Tokenizer
     streamed = Streamed(tokenizer, (first,))
     pieces = iter(streamed.response)
     assert b"Hello" in next(pieces)
-    for message in rest:
+    for message in (*rest, None):
         streamed.streams()[0].put(message)
-    wait_until(lambda: len(streamed.response._answer.generation._queue.ready) == len(rest))
+    wait_until(lambda: len(streamed.response._answer.generation._queue.ready) == len(rest) + 1)
     assert next(pieces).endswith(b"data: [DONE]\n\n")
     assert list(pieces) == []
 

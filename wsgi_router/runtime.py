@@ -13,6 +13,7 @@ import functools
 import heapq
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
@@ -31,9 +32,11 @@ _POOL_THREADS: Final = 2
 _SPARE_HUB_THREADS: Final = 16
 
 
-@functools.cache
 def patched() -> bool:
-    """Whether gevent has patched the standard library, so that sockets and locks yield to other greenlets."""
+    """Whether gevent has patched the standard library, so that sockets and locks yield to other greenlets.
+
+    Asked each time: gunicorn's master is not patched, its children are, after the fork.
+    """
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
@@ -430,3 +433,12 @@ class Drain:
 
 
 drain: Final = Drain()
+
+
+def _forget_parent() -> None:
+    """What runs in greenlets and threads stays behind in a fork."""
+    for made in (_native_pool, _ticker, _timers):
+        made.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

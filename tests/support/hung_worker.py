@@ -16,7 +16,7 @@ from wsgi_router.pb import sglang_scheduler_pb2 as pb
 SERVICE = "/sglang.grpc.scheduler.SglangScheduler/"
 
 
-class Handlers(grpc.GenericRpcHandler):
+class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """By method name; bytes in and out."""
 
     def service(self, details: Any) -> grpc.RpcMethodHandler | None:
