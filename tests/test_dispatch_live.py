@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.support.flow import Client, Flow, body, collect, error_of, ids_of, seconds
+from tests.support.hung_worker import HungWorkers
 from tests.support.modes import MODES, run
-from tests.support.processes import Process, Worker, wait_until
+from tests.support.processes import Worker, wait_until
 from wsgi_router import runtime
 from wsgi_router.dispatch import ENDED, GenerateJob, Generation
 from wsgi_router.errors import ClientGone, UpstreamError
@@ -50,18 +50,6 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def worker(script: Path) -> Iterator[Worker]:
     with Worker("--script", str(script)) as process:
         yield process
-
-
-class HungWorkers(Process):
-    """Many workers that hang, in one process."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__([sys.executable, "-m", "tests.support.hung_worker", str(count)])
-        self.ports: list[int] = []
-
-    def wait_ready(self) -> None:
-        self.require(lambda: self.output().endswith("\n"), "ports")
-        self.ports = [int(word) for word in self.output().split()[1:]]
 
 
 def answer_scenario(port: int) -> None:
