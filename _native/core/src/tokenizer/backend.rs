@@ -16,6 +16,7 @@ use super::file::File;
 /// A token that is matched in the text before the model sees it.
 pub struct AddedToken {
     pub id: u32,
+    /// What it decodes to: normalized, if it is matched in normalized text.
     pub content: String,
     pub special: bool,
 }
@@ -79,13 +80,12 @@ impl Backend for Pipeline {
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let added = self.0.get_added_vocabulary().get_added_tokens_decoder();
-        let token = |(id, t): (u32, tokenizers::vocab::bucket_added_vocabulary::AddedToken)| AddedToken {
-            id,
-            content: t.content,
-            special: t.special,
+        let vocabulary = self.0.get_added_vocabulary();
+        let token = |id| {
+            let content = vocabulary.simple_id_to_token(id)?;
+            Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })
         };
-        added.into_iter().map(token).collect()
+        vocabulary.get_added_tokens_decoder().into_keys().filter_map(token).collect()
     }
 
     fn roles(&self) -> BTreeMap<String, String> {
@@ -116,12 +116,11 @@ impl Backend for Classic {
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let added = self.0.get_added_tokens_decoder();
-        let token = |(id, t): (u32, tokenizers_fallback::AddedToken)| AddedToken {
-            id,
-            content: t.content,
-            special: t.special,
+        let vocabulary = self.0.get_added_vocabulary();
+        let token = |&id| {
+            let content = vocabulary.simple_id_to_token(id)?;
+            Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })
         };
-        added.into_iter().map(token).collect()
+        vocabulary.get_added_tokens_decoder().keys().filter_map(token).collect()
     }
 }

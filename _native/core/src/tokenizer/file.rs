@@ -51,6 +51,14 @@ impl<'a> File<'a> {
         Ok(Self { rest: Value::Object(root), vocab, merges })
     }
 
+    /// The added tokens as the file writes them, with their ids.
+    pub fn added_tokens(&self) -> impl Iterator<Item = (String, u32)> {
+        let tokens = self.rest["added_tokens"].as_array().into_iter().flatten();
+        tokens.filter_map(|token| {
+            Some((token["content"].as_str()?.to_string(), u32::try_from(token["id"].as_u64()?).ok()?))
+        })
+    }
+
     /// Why the newer backend must not read this file although it would: cases where its ids are
     /// known not to be those of the released library. Files of version 2.0 are its own.
     pub fn differs(&self) -> Option<&'static str> {

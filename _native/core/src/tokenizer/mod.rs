@@ -77,6 +77,9 @@ impl Tokenizer {
             table.set(token.id, &bytes, if token.special { flags | SPECIAL } else { flags })?;
             added.insert(token.content, token.id);
         }
+        for (content, id) in file.added_tokens() {
+            added.entry(content).or_insert(id);
+        }
         table.shrink();
         let display = if plan.displays() { Some(display(&plan, &table)?) } else { None };
         let mut tokenizer = Self { backend, plan, table, display, added, alphabet, config };
@@ -150,6 +153,13 @@ impl Tokenizer {
     /// How many ids have a token, added ones included.
     pub fn vocab_size(&self) -> usize {
         self.table.len()
+    }
+
+    /// The length in bytes of the longest token. A text of more than a context times this cannot be
+    /// meant to fit the context, and need not be tokenised to know it: the older backend takes over a
+    /// hundred times a text's size while it works.
+    pub fn longest_token(&self) -> usize {
+        self.table.longest()
     }
 
     /// From `generation_config.json`, else `config.json`, else the tokenizer's `eos_token`.

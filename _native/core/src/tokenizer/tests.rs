@@ -133,6 +133,33 @@ fn what_the_newer_backend_reads_otherwise_goes_to_the_older() {
 }
 
 #[test]
+fn an_added_token_decodes_as_it_is_matched() {
+    let mut file = byte_level_file();
+    file["added_tokens"][2]["normalized"] = json!(true);
+    file["added_tokens"][2]["content"] = json!("<Й>");
+    for (normalizer, backend) in [("Lowercase", "tokenizers-1.0"), ("NFD", "tokenizers-0.23")] {
+        file["normalizer"] = json!({"type": normalizer});
+        let (tokenizer, oracle) = (load(&file), oracle(&file));
+        assert_eq!(tokenizer.backend(), backend);
+        let id = tokenizer.token_id("<Й>").unwrap();
+        assert_eq!(
+            tokenizer.encode("a<Й>b", false).unwrap(),
+            oracle.encode("a<Й>b", false).unwrap().get_ids()
+        );
+        assert_eq!(tokenizer.decode(&[id, 65], true), oracle.decode(&[id, 65], true).unwrap());
+    }
+}
+
+/// The released library reads such a token in the alphabet of bytes, which leaves a broken character.
+#[test]
+fn an_added_token_spelled_in_the_alphabet_of_bytes_is_its_content() {
+    let mut file = byte_level_file();
+    file["added_tokens"][2]["content"] = json!("«é»");
+    let tokenizer = load(&file);
+    assert_eq!(tokenizer.decode(&tokenizer.encode("a«é»", false).unwrap(), true), "a«é»");
+}
+
+#[test]
 fn token_bytes_are_those_of_the_text() {
     let tokenizer = load(&byte_level_file());
     let id = tokenizer.token_id("Ġhello").unwrap();

@@ -36,6 +36,11 @@ impl Table {
         self.tokens
     }
 
+    /// The most bytes that one token has.
+    pub fn longest(&self) -> usize {
+        self.spans.iter().map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0) as usize
+    }
+
     /// Whether the token `id` has `flag`.
     pub fn is(&self, id: u32, flag: u8) -> bool {
         self.flags.get(id as usize).is_some_and(|flags| flags & flag != 0)
@@ -172,6 +177,7 @@ mod tests {
             (None, Some(&b""[..]), Some(&b"3"[..]), None)
         );
         assert_eq!((table.len(), table.find(b"3"), table.find(b"three")), (2, Some(3), None));
+        assert_eq!(table.longest(), 1);
         assert!(
             table.is(1, RAW_BYTE) && table.is(3, SPECIAL) && !table.is(3, RAW_BYTE) && !table.is(9, SPECIAL)
         );
