@@ -1,0 +1,1 @@
+//! The semantics of templates, each as transformers has it.

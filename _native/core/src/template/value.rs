@@ -1,0 +1,113 @@
+//! Request JSON as template values that behave as Python's.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use minijinja::value::{Enumerator, Object, ObjectExt};
+use minijinja::{Error, State, Value};
+
+use super::{methods, repr};
+
+/// Dicts larger than this get a hash index.
+const SCAN_LIMIT: usize = 12;
+
+/// A Python dict with string keys, in order of insertion.
+///
+/// Other than minijinja's own maps it tells `d.items` (the method, as in Jinja, where attributes win)
+/// from `d["items"]` (the entry), and prints as Python prints.
+#[derive(Debug, Default)]
+pub struct Dict {
+    entries: Vec<(Value, Value)>,
+    index: Option<HashMap<Value, usize>>,
+}
+
+impl Dict {
+    /// `entries` have string keys, each once.
+    pub fn new(entries: Vec<(Value, Value)>) -> Self {
+        let index = (entries.len() > SCAN_LIMIT)
+            .then(|| entries.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect());
+        Self { entries, index }
+    }
+
+    fn get(&self, key: &str) -> Option<&Value> {
+        match &self.index {
+            Some(index) => index.get(&Value::from(key)).map(|&at| &self.entries[at].1),
+            None => self.entries.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value),
+        }
+    }
+}
+
+impl Object for Dict {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get(key.as_str()?).cloned()
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        if methods::is_dict_method(key) {
+            return Some(Value::from_object(BoundMethod {
+                owner: Value::from_dyn_object(self.clone()),
+                name: key.to_owned(),
+            }));
+        }
+        self.get(key).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        self.mapped_key_value_enumerator(|this| {
+            Box::new(this.entries.iter().map(|(key, value)| (key.clone(), value.clone())))
+        })
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        Some(self.entries.len())
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        repr::write_str(f, &Value::from_dyn_object(self.clone()))
+    }
+}
+
+/// A method taken from a dict without calling it.
+#[derive(Debug)]
+struct BoundMethod {
+    owner: Value,
+    name: String,
+}
+
+impl Object for BoundMethod {
+    fn repr(self: &Arc<Self>) -> minijinja::value::ObjectRepr {
+        minijinja::value::ObjectRepr::Plain
+    }
+
+    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+        methods::call(state, &self.owner, &self.name, args)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<built-in method {} of dict object>", self.name)
+    }
+}
+
+/// A template's value of request JSON.
+pub fn from_json(json: &serde_json::Value) -> Value {
+    match json {
+        serde_json::Value::Null => Value::from(()),
+        serde_json::Value::Bool(flag) => Value::from(*flag),
+        serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(signed), _) => Value::from(signed),
+            (_, Some(unsigned)) => Value::from(unsigned),
+            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        serde_json::Value::String(text) => Value::from(text.as_str()),
+        serde_json::Value::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
+        serde_json::Value::Object(entries) => {
+            dict(entries.iter().map(|(key, item)| (Value::from(key.as_str()), from_json(item))).collect())
+        }
+    }
+}
+
+/// A dict value; see [`Dict::new`].
+pub fn dict(entries: Vec<(Value, Value)>) -> Value {
+    Value::from_object(Dict::new(entries))
+}
