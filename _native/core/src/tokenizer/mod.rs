@@ -1,1 +1,231 @@
 //! Text ↔ token ids.
+//!
+//! Encoding is the library's ([`backend`]); decoding is ours, because it must go on token by token:
+//! - [`file`]: `tokenizer.json` taken apart without parsing its bulk
+//! - [`vocab`]: id → bytes
+//! - [`plan`]: the file's decoder, turned into what runs for each token ([`stage`])
+//! - [`decoder`]: [`TextDecoder`], text as it comes
+//! - [`config`]: the files beside it
+
+mod backend;
+mod config;
+mod decoder;
+mod file;
+mod plan;
+mod stage;
+mod vocab;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::error::{Code, Error, Result};
+use backend::Backend;
+use config::{Config, unreadable};
+pub use decoder::TextDecoder;
+use decoder::{Machine, decode_all};
+use file::File;
+use plan::Plan;
+use vocab::{ByteAlphabet, Table};
+
+/// A model's tokenizer: immutable, shared by all threads without a lock of ours.
+pub struct Tokenizer {
+    backend: Box<dyn Backend>,
+    plan: Plan,
+    /// What each token brings into the decoder, see [`Plan::fold`].
+    table: Table,
+    /// What each token reads like within a text, where that differs from `table`.
+    display: Option<Table>,
+    /// What an id is besides text, by id.
+    flags: Vec<u8>,
+    added: HashMap<String, u32>,
+    alphabet: ByteAlphabet,
+    config: Config,
+}
+
+/// Skipped by `skip_special_tokens`.
+const SPECIAL: u8 = 1;
+/// One byte of a byte-fallback vocabulary.
+const RAW_BYTE: u8 = 2;
+
+impl Tokenizer {
+    /// `path`: a folder with a `tokenizer.json` (and the files transformers puts beside it), or such
+    /// a file, whose siblings are read too.
+    ///
+    /// Errors: [`Code::Load`] with one line that names the file.
+    pub fn load(path: &Path) -> Result<Self> {
+        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
+        let text = std::fs::read_to_string(&file).map_err(|e| unreadable(&file, &e.to_string()))?;
+        let folder = file.parent().map_or_else(PathBuf::new, Path::to_path_buf);
+        let config = Config::load(&folder)?;
+        Self::new(&text, config).map_err(|why| unreadable(&file, &why))
+    }
+
+    fn new(text: &str, config: Config) -> std::result::Result<Self, String> {
+        let file = File::read(text)?;
+        let backend = backend::load(text, &file)?;
+        let byte_level = file.rest["model"]["byte_level"].as_bool().unwrap_or(false);
+        let plan = Plan::new(&file.rest["decoder"], byte_level)?;
+        let mut tokenizer = Self {
+            backend,
+            plan,
+            table: Table::default(),
+            display: None,
+            flags: Vec::new(),
+            added: HashMap::new(),
+            alphabet: ByteAlphabet::new(),
+            config,
+        };
+        tokenizer.read_vocabulary(file.vocab)?;
+        tokenizer.complete_config();
+        Ok(tokenizer)
+    }
+
+    fn read_vocabulary(&mut self, json: &str) -> std::result::Result<(), String> {
+        vocab::read(json, |id, token| self.set(id, token, false))?;
+        for token in self.backend.added_tokens() {
+            self.set(token.id, &token.content, true)?;
+            if token.special {
+                self.flags[token.id as usize] |= SPECIAL;
+            }
+            self.added.insert(token.content, token.id);
+        }
+        self.table.shrink();
+        if self.plan.displays() {
+            let mut display = Table::default();
+            for (id, token) in self.table.iter() {
+                let text = std::str::from_utf8(token).ok().filter(|_| !self.is_raw_byte(id));
+                match text {
+                    Some(text) => display.set(id, self.plan.display(text).as_bytes())?,
+                    None => display.set(id, token)?,
+                }
+            }
+            display.shrink();
+            self.display = Some(display);
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, id: u32, token: &str, added: bool) -> std::result::Result<(), String> {
+        let (bytes, raw_byte) = self.plan.fold(token, &self.alphabet, added);
+        self.table.set(id, &bytes)?;
+        if self.flags.len() <= id as usize {
+            self.flags.resize(id as usize + 1, 0);
+        }
+        self.flags[id as usize] = if raw_byte { RAW_BYTE } else { 0 };
+        Ok(())
+    }
+
+    /// What the files beside it leave open.
+    fn complete_config(&mut self) {
+        for (role, token) in self.backend.roles() {
+            self.config.special_tokens.entry(role).or_insert(token);
+        }
+        if self.config.eos_token_ids.is_empty() {
+            let eos = self.config.special_tokens.get("eos_token");
+            self.config.eos_token_ids = eos.and_then(|token| self.token_id(token)).into_iter().collect();
+        }
+    }
+
+    /// The ids of `text`: those of Hugging Face's `encode(text, add_special_tokens)`, never padded
+    /// or cut.
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        let encoded = self.backend.encode(text, add_special_tokens, &mut ids);
+        encoded.map_err(|why| {
+            Error::new(Code::InvalidRequest, format!("the text cannot be tokenised: {why}"))
+        })?;
+        Ok(ids)
+    }
+
+    /// The text of `ids`, as Hugging Face's `decode` gives it. Unknown ids are skipped. (An added
+    /// token of a byte-level vocabulary is always its own content.)
+    pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> String {
+        let mut text = String::with_capacity(ids.len() * 4);
+        if let Plan::Window(decoder) = &self.plan {
+            let kept = ids.iter().filter(|&&id| !(skip_special_tokens && self.is_special(id)));
+            let tokens: Vec<String> = kept
+                .filter_map(|&id| Some(String::from_utf8_lossy(self.table.get(id)?).into_owned()))
+                .collect();
+            return decode_all(decoder, &tokens);
+        }
+        let mut machine = Machine::new(self);
+        for &id in ids {
+            machine.push(self, id, skip_special_tokens, &mut text);
+        }
+        machine.flush(self, &mut text);
+        text
+    }
+
+    /// A decoder for one choice.
+    pub fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> TextDecoder {
+        TextDecoder::new(Arc::clone(self), skip_special_tokens)
+    }
+
+    /// The exact bytes of a token within a text; None for ids that the vocabulary lacks.
+    pub fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        self.display.as_ref().unwrap_or(&self.table).get(id)
+    }
+
+    /// The id of a token as the vocabulary writes it. Added tokens are found at once, others by a
+    /// search through the vocabulary: for start-up, not for each request.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        let added = self.added.get(token).copied();
+        added.or_else(|| self.table.find(&self.plan.fold(token, &self.alphabet, false).0))
+    }
+
+    /// Whether `skip_special_tokens` hides the token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.flag(id, SPECIAL)
+    }
+
+    fn is_raw_byte(&self, id: u32) -> bool {
+        self.flag(id, RAW_BYTE)
+    }
+
+    fn flag(&self, id: u32, flag: u8) -> bool {
+        self.flags.get(id as usize).is_some_and(|flags| flags & flag != 0)
+    }
+
+    /// How many ids have a token, added ones included.
+    pub fn vocab_size(&self) -> usize {
+        self.table.len()
+    }
+
+    /// From `generation_config.json`, else `config.json`, else the tokenizer's `eos_token`.
+    pub fn eos_token_ids(&self) -> &[u32] {
+        &self.config.eos_token_ids
+    }
+
+    /// Special tokens under the names that templates see: `bos_token`, `eos_token` …
+    pub fn special_tokens(&self) -> &BTreeMap<String, String> {
+        &self.config.special_tokens
+    }
+
+    /// The default chat template: `chat_template.jinja`, else `chat_template.json`, else that of
+    /// `tokenizer_config.json`.
+    pub fn chat_template_source(&self) -> Option<&str> {
+        self.config.chat_template.as_deref()
+    }
+
+    /// All chat templates by name (`default`, `tool_use` …).
+    pub fn named_templates(&self) -> &BTreeMap<String, String> {
+        &self.config.named_templates
+    }
+
+    /// The length in tokens that `tokenizer_config.json` gives, if it is one.
+    pub fn model_max_length(&self) -> Option<u64> {
+        self.config.model_max_length
+    }
+
+    /// Which library encodes: `tokenizers-1.0` or `tokenizers-0.23`.
+    pub fn backend(&self) -> &'static str {
+        self.backend.name()
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "<Tokenizer {} tokens, {}>", self.vocab_size(), self.backend())
+    }
+}

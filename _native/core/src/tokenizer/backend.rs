@@ -1,0 +1,120 @@
+//! Text → ids. Two generations of the same library behind one trait: the newer one where it takes
+//! the file, the older one for what it refuses (byte-level vocabularies that lack some bytes, regular
+//! expressions it has no matcher for …). Neither starts a thread for a single text: the newer is
+//! built without its thread pool, the older uses one for batches only, which nobody asks for here.
+
+use std::collections::BTreeMap;
+
+use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
+
+use super::file::File;
+
+/// A token that is matched in the text before the model sees it.
+pub struct AddedToken {
+    pub id: u32,
+    pub content: String,
+    pub special: bool,
+}
+
+pub trait Backend: Send + Sync {
+    fn name(&self) -> &'static str;
+
+    /// Appends the ids of `text`.
+    fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String>;
+
+    /// The added tokens with the ids this backend gives them.
+    fn added_tokens(&self) -> Vec<AddedToken>;
+
+    /// What the file itself says about roles (`eos_token` → `</s>`); only version 2.0 files do.
+    fn roles(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+}
+
+/// Loads `text`, already taken apart as `file`, with the first backend that takes it.
+///
+/// Errors: what both had against it.
+pub fn load(text: &str, file: &File) -> Result<Box<dyn Backend>, String> {
+    let newer = match Pipeline::load(file) {
+        Ok(backend) => return Ok(Box::new(backend)),
+        Err(why) => why,
+    };
+    match Classic::load(text) {
+        Ok(backend) => Ok(Box::new(backend)),
+        Err(older) => Err(format!("{newer}; {older}")),
+    }
+}
+
+struct Pipeline(PipelineTokenizer);
+
+impl Pipeline {
+    fn load(file: &File) -> Result<Self, String> {
+        let canonical = file.canonical()?;
+        let pipeline = tokenizers::from_json(&canonical).map_err(|e| e.to_string())?;
+        // Some faults of a vocabulary show at the first use only.
+        let backend = Self(pipeline);
+        backend.encode("a b\n", true, &mut Vec::new())?;
+        Ok(backend)
+    }
+}
+
+impl Backend for Pipeline {
+    fn name(&self) -> &'static str {
+        "tokenizers-1.0"
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String> {
+        let options = EncodeOptions { add_special_tokens, ..EncodeOptions::default() };
+        let mut tokens: Vec<PipelineToken> = Vec::with_capacity(text.len() / 3 + 8);
+        self.0.encode_into(text, &options, &mut tokens).map_err(|e| e.to_string())?;
+        ids.extend_from_slice(PipelineToken::cast_slice(&tokens));
+        Ok(())
+    }
+
+    fn added_tokens(&self) -> Vec<AddedToken> {
+        let added = self.0.get_added_vocabulary().get_added_tokens_decoder();
+        let token = |(id, t): (u32, tokenizers::vocab::bucket_added_vocabulary::AddedToken)| AddedToken {
+            id,
+            content: t.content,
+            special: t.special,
+        };
+        added.into_iter().map(token).collect()
+    }
+
+    fn roles(&self) -> BTreeMap<String, String> {
+        self.0.get_role_to_token().clone()
+    }
+}
+
+struct Classic(tokenizers_fallback::Tokenizer);
+
+impl Classic {
+    fn load(text: &str) -> Result<Self, String> {
+        let mut inner = tokenizers_fallback::Tokenizer::from_bytes(text).map_err(|e| e.to_string())?;
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|e| e.to_string())?;
+        Ok(Self(inner))
+    }
+}
+
+impl Backend for Classic {
+    fn name(&self) -> &'static str {
+        "tokenizers-0.23"
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String> {
+        let encoding = self.0.encode_fast(text, add_special_tokens).map_err(|e| e.to_string())?;
+        ids.extend_from_slice(encoding.get_ids());
+        Ok(())
+    }
+
+    fn added_tokens(&self) -> Vec<AddedToken> {
+        let added = self.0.get_added_tokens_decoder();
+        let token = |(id, t): (u32, tokenizers_fallback::AddedToken)| AddedToken {
+            id,
+            content: t.content,
+            special: t.special,
+        };
+        added.into_iter().map(token).collect()
+    }
+}
