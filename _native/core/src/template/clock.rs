@@ -46,10 +46,8 @@ fn write_directive(out: &mut String, directive: &str, time: &DateTime<Local>) {
         }
         _ => {}
     }
-    let known = directive
-        .chars()
-        .last()
-        .is_some_and(|c| "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%".contains(c));
+    let known =
+        directive.chars().last().is_some_and(|c| "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%".contains(c));
     let items: Vec<Item> = StrftimeItems::new(directive).collect();
     if !known || items.iter().any(|item| matches!(item, Item::Error)) {
         out.push_str(directive);

@@ -76,10 +76,9 @@ pub struct Continued {
 ///
 /// Errors: `InvalidRequest` at the message that cannot be read, or that has nothing to continue.
 pub fn convert(messages: &Json, forms: &Forms, mark: Option<&str>) -> Result<(Value, Option<Continued>)> {
-    let list = messages
-        .as_array()
-        .filter(|list| !list.is_empty())
-        .ok_or_else(|| Error::new(Code::InvalidRequest, "messages must be a non-empty list").at("messages"))?;
+    let list = messages.as_array().filter(|list| !list.is_empty()).ok_or_else(|| {
+        Error::new(Code::InvalidRequest, "messages must be a non-empty list").at("messages")
+    })?;
     let mut continued = None;
     let mut out = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
@@ -98,9 +97,7 @@ pub fn convert(messages: &Json, forms: &Forms, mark: Option<&str>) -> Result<(Va
 
 fn convert_message(message: &Map<String, Json>, forms: &Forms) -> Vec<(Value, Value)> {
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
-    let reasoning = REASONING
-        .iter()
-        .find_map(|name| message.get(*name).filter(|given| !given.is_null()));
+    let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|given| !given.is_null()));
     let mut entries = Vec::with_capacity(message.len() + 2);
     if let (Some(reasoning), None) = (reasoning, message.get("thinking").filter(|given| !given.is_null())) {
         entries.push((Value::from("thinking"), from_json(reasoning)));
@@ -170,12 +167,7 @@ fn convert_call(call: &Json, forms: &Forms) -> Value {
         }
         _ => from_json(given),
     };
-    dict(
-        entries
-            .iter()
-            .map(|(key, given)| (Value::from(key.as_str()), convert(key, given)))
-            .collect(),
-    )
+    dict(entries.iter().map(|(key, given)| (Value::from(key.as_str()), convert(key, given))).collect())
 }
 
 /// Puts `mark` behind the content, or behind its last text part; the text it was put behind.

@@ -10,7 +10,17 @@ use super::strings;
 pub fn is_dict_method(name: &str) -> bool {
     matches!(
         name,
-        "items" | "keys" | "values" | "get" | "copy" | "fromkeys" | "pop" | "popitem" | "clear" | "update" | "setdefault"
+        "items"
+            | "keys"
+            | "values"
+            | "get"
+            | "copy"
+            | "fromkeys"
+            | "pop"
+            | "popitem"
+            | "clear"
+            | "update"
+            | "setdefault"
     )
 }
 
@@ -41,11 +51,9 @@ fn call_dict(state: &State, value: &Value, name: &str, args: &[Value]) -> Result
     Ok(match name {
         "keys" => Value::from(pairs.map(|(key, _)| key).collect::<Vec<_>>()),
         "values" => Value::from(pairs.map(|(_, item)| item).collect::<Vec<_>>()),
-        "items" => Value::from(
-            pairs
-                .map(|(key, item)| Value::from(Tuple::from([key, item])))
-                .collect::<Vec<_>>(),
-        ),
+        "items" => {
+            Value::from(pairs.map(|(key, item)| Value::from(Tuple::from([key, item]))).collect::<Vec<_>>())
+        }
         // Nothing can change a dict here, so a copy is the dict.
         _ => value.clone(),
     })

@@ -39,7 +39,8 @@ fn role_content(template: &ChatTemplate, roles: &[&str]) -> Option<Content> {
             "call" => call_message(&json!({"probe_key": "value"})),
             role => message(role, if at == telling { content.clone() } else { json!("other") }),
         });
-        render(template, messages.collect()).is_some_and(|text| text.contains(MARK) && !shows_structure(&text))
+        render(template, messages.collect())
+            .is_some_and(|text| text.contains(MARK) && !shows_structure(&text))
     };
     let text = shows(json!(MARK));
     let parts = shows(json!([{"type": "text", "text": MARK}]));

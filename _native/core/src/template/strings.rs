@@ -29,7 +29,8 @@ pub fn call(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Val
         "partition" | "rpartition" => partition(text, name, args),
         "removeprefix" | "removesuffix" => {
             let (affix,): (&str,) = from_args(args)?;
-            let cut = if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
+            let cut =
+                if name == "removeprefix" { text.strip_prefix(affix) } else { text.strip_suffix(affix) };
             Ok(Value::from(cut.unwrap_or(text)))
         }
         "expandtabs" => expandtabs(state, text, args),
@@ -232,9 +233,9 @@ fn join(state: &State, separator: &str, args: &[Value]) -> Result<Value, Error> 
     let mut out = String::new();
     for (index, item) in items.try_iter()?.checked().enumerate() {
         let item = item?;
-        let text = item
-            .as_str()
-            .ok_or_else(|| bad(format!("sequence item {index}: expected str instance, {} found", item.kind())))?;
+        let text = item.as_str().ok_or_else(|| {
+            bad(format!("sequence item {index}: expected str instance, {} found", item.kind()))
+        })?;
         if index > 0 {
             out.push_str(separator);
         }
