@@ -168,15 +168,9 @@ fn source(
     Ok((job.prompt.clone().unwrap_or_default(), None))
 }
 
-fn render(
-    template: Option<&ChatTemplate>,
-    messages: &Json,
-    job: &Job,
-    limits: &Limits,
-) -> Result<String> {
-    let template = template.ok_or_else(|| {
-        Error::new(Code::InvalidRequest, "The model has no chat template.").at("messages")
-    })?;
+fn render(template: Option<&ChatTemplate>, messages: &Json, job: &Job, limits: &Limits) -> Result<String> {
+    let template = template
+        .ok_or_else(|| Error::new(Code::InvalidRequest, "The model has no chat template.").at("messages"))?;
     let none = Map::new();
     let input = RenderInput {
         messages,
@@ -328,7 +322,10 @@ mod tests {
         assert_eq!(limit(json!({"context_length": 100, "max_tokens": 90}), 10), Ok(Some(90)));
         assert_eq!(limit(json!({"context_length": 100, "max_tokens": 91}), 10), Err(Code::ContextLength));
         assert_eq!(limit(json!({"context_length": 100}), 100), Err(Code::ContextLength));
-        assert_eq!(limit(json!({"context_length": 100, "max_tokens": u64::MAX}), 10), Err(Code::ContextLength));
+        assert_eq!(
+            limit(json!({"context_length": 100, "max_tokens": u64::MAX}), 10),
+            Err(Code::ContextLength)
+        );
         assert_eq!(limit(json!({}), 0), Err(Code::InvalidRequest));
     }
 
