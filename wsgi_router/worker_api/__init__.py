@@ -1,1 +1,1 @@
-"""The worker's side of SGLang's gRPC scheduler service: what an engine is, and the servicer in front of it."""
+"""The worker's side of SGLang's scheduler service: what an engine is, and the servicer in front of it."""

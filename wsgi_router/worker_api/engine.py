@@ -112,7 +112,7 @@ class Step:
 
     ``token_ids`` and ``logprobs`` are new since the last step. ``reasoning_tokens`` and ``cached_tokens``
     are totals. ``input_logprobs`` comes with the first step, where they were asked for. ``raw`` is sent
-    as it is instead of a message: a fault that only the simulator makes.
+    as it is instead of a message (empty: nothing is sent): a fault that only the simulator makes.
     """
 
     token_ids: list[int]
@@ -129,7 +129,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """``GetModelInfoResponse``: what is served. The two ``*_json``/``preferred`` strings are JSON or empty."""
+    """``GetModelInfoResponse``: what is served. ``*_json`` and ``preferred_*`` are JSON text or empty."""
 
     model_path: str
     served_model_name: str
@@ -233,10 +233,10 @@ class Engine(ABC):
     All methods run on the servicer's event loop and must not block it.
     """
 
-    async def start(self) -> None:
+    async def start(self) -> None:  # noqa: B027 -- an engine may need no start
         """Load and warm up; the server listens only afterwards."""
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027 -- nor an end
         """Free everything; no request is running any more."""
 
     @abstractmethod
@@ -245,7 +245,7 @@ class Engine(ABC):
 
     @abstractmethod
     def validate(self, request: GenerationRequest) -> None:
-        """Refuse what cannot be served: raises EngineError(INVALID_ARGUMENT). Called before any slot is taken."""
+        """Refuse what cannot be served, before a slot is taken: EngineError(INVALID_ARGUMENT)."""
 
     @abstractmethod
     def generate(self, request: GenerationRequest) -> AsyncIterator[Step]:

@@ -20,12 +20,18 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("reject", |state: &mut State, value: Value, test: Name, args: Args| {
         filters::reject(state, value, test, args).map(Generator::value)
     });
-    env.add_filter("selectattr", |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
-        filters::selectattr(state, value, attr, test, args).map(Generator::value)
-    });
-    env.add_filter("rejectattr", |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
-        filters::rejectattr(state, value, attr, test, args).map(Generator::value)
-    });
+    env.add_filter(
+        "selectattr",
+        |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
+            filters::selectattr(state, value, attr, test, args).map(Generator::value)
+        },
+    );
+    env.add_filter(
+        "rejectattr",
+        |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
+            filters::rejectattr(state, value, attr, test, args).map(Generator::value)
+        },
+    );
     env.add_filter("unique", |state: &State, value: Value, options: Kwargs| {
         filters::unique(state, value, options).and_then(generator)
     });

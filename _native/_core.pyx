@@ -1,0 +1,262 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
+"""Bindings to the native core: one class owns one handle and frees it once.
+
+Every call releases the GIL, but for the freeing of handles and the taking of ready bytes. What the classes do is
+said in ``wsgi_router/_core.pyi``.
+"""
+
+import json
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from wsgi_router_core cimport *
+
+OUTPUT = 1
+CHOICE_DONE = 2
+CANCEL = 4
+ALL_DONE = 8
+FAILED = 16
+
+cdef enum:
+    REPORT_RESULT = 0
+    REPORT_FAILURE = 1
+    REPORT_STATS = 2
+
+if wr_abi_version() != WR_ABI_VERSION:
+    raise ImportError(
+        f"the extension was built for version {WR_ABI_VERSION} of the native core's ABI and is linked with "
+        f"version {wr_abi_version()}: build anew"
+    )
+
+
+class NativeError(Exception):
+    """An error of the native core: ``code`` as in ``_native/core/src/error.rs``, ``message``, ``param``."""
+
+    def __init__(self, int code, str message, str param):
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+cdef bytes owned(WrBytes data):
+    """Copies owned bytes into Python and frees them."""
+    try:
+        return PyBytes_FromStringAndSize(<const char *> data.ptr, <Py_ssize_t> data.len)
+    finally:
+        wr_bytes_free(data)
+
+
+cdef object failure(WrError *err):
+    message = owned(err.message)
+    param = owned(err.param)
+    return NativeError(err.code, message.decode("utf-8", "replace"), param.decode("utf-8", "replace"))
+
+
+cdef dict facts():
+    cdef WrBytes told
+    wr_facts(&told)
+    return json.loads(owned(told))
+
+
+ITL_BOUNDS = tuple(facts()["itl_bounds"])
+
+
+cdef inline const uint8_t *data_of(bytes data):
+    return <const uint8_t *> PyBytes_AS_STRING(data)
+
+
+def abi_version():
+    return wr_abi_version()
+
+
+def live_handles():
+    return facts()["live_handles"]
+
+
+def first_failure(bytes message not None):
+    cdef WrBytes words
+    cdef const uint8_t *data = data_of(message)
+    cdef size_t size = PyBytes_GET_SIZE(message)
+    cdef int32_t refused
+    with nogil:
+        refused = wr_first_failure(data, size, &words)
+    return owned(words).decode() if refused else None
+
+
+cdef class Tokenizer:
+    cdef WrTokenizer *handle
+    cdef int pid
+    cdef readonly dict info
+
+    def __cinit__(self, str path not None, str chat_template=None):
+        cdef bytes encoded = path.encode("utf-8", "surrogateescape")
+        cdef bytes template = None if chat_template is None else chat_template.encode()
+        cdef const uint8_t *path_data = data_of(encoded)
+        cdef size_t path_size = PyBytes_GET_SIZE(encoded)
+        cdef const uint8_t *template_data = NULL
+        cdef size_t template_size = 0
+        cdef WrError err
+        cdef WrBytes told
+        cdef int32_t code
+        if template is not None:
+            template_data = data_of(template)
+            template_size = PyBytes_GET_SIZE(template)
+        with nogil:
+            code = wr_tokenizer_load(path_data, path_size, template_data, template_size, &self.handle, &err)
+        if code:
+            raise failure(&err)
+        self.pid = os.getpid()
+        if wr_tokenizer_info(self.handle, &told, &err):
+            raise failure(&err)
+        self.info = json.loads(owned(told))
+
+    def __dealloc__(self):
+        # A forked child shares the parent's pages; freeing there would only copy them.
+        if self.handle is not NULL and self.pid == os.getpid():
+            wr_tokenizer_free(self.handle)
+
+    def encode(self, str text not None, bint add_special_tokens=True):
+        cdef bytes encoded = text.encode()
+        cdef const uint8_t *data = data_of(encoded)
+        cdef size_t size = PyBytes_GET_SIZE(encoded)
+        cdef WrBytes ids
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_encode(self.handle, data, size, add_special_tokens, &ids, &err)
+        if code:
+            raise failure(&err)
+        return memoryview(owned(ids)).cast("I").tolist()
+
+    def decode(self, ids, bint skip_special_tokens=True):
+        cdef bytes packed = b"".join([int(token).to_bytes(4, "little") for token in ids])
+        cdef const uint32_t *data = <const uint32_t *> PyBytes_AS_STRING(packed)
+        cdef size_t count = PyBytes_GET_SIZE(packed) // 4
+        cdef WrBytes text
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_decode(self.handle, data, count, skip_special_tokens, &text, &err)
+        if code:
+            raise failure(&err)
+        return owned(text).decode()
+
+    def render(self, bytes job not None, uint64_t fuel=0):
+        cdef const uint8_t *data = data_of(job)
+        cdef size_t size = PyBytes_GET_SIZE(job)
+        cdef WrBytes prompt
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_render(self.handle, data, size, fuel, &prompt, &err)
+        if code:
+            raise failure(&err)
+        return owned(prompt).decode()
+
+    def prepare(self, bytes job not None, uint64_t fuel=0):
+        cdef const uint8_t *data = data_of(job)
+        cdef size_t size = PyBytes_GET_SIZE(job)
+        cdef Prepared prepared = Prepared.__new__(Prepared)
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_prepare(self.handle, data, size, fuel, &prepared.handle, &err)
+        if code:
+            raise failure(&err)
+        wr_prepared_view(prepared.handle, &prepared.view)
+        return prepared
+
+
+cdef class Prepared:
+    cdef WrPrepared *handle
+    cdef WrPreparedView view
+
+    def __dealloc__(self):
+        wr_prepared_free(self.handle)
+
+    @property
+    def prompt_tokens(self):
+        return self.view.ids_len
+
+    @property
+    def max_new_tokens(self):
+        return None if self.view.max_new_tokens < 0 else self.view.max_new_tokens
+
+    @property
+    def prompt(self):
+        return PyBytes_FromStringAndSize(<const char *> self.view.prompt, self.view.prompt_len).decode()
+
+    @property
+    def body(self):
+        return PyBytes_FromStringAndSize(<const char *> self.view.body, self.view.body_len)
+
+    def token_ids(self):
+        cdef size_t index
+        return [self.view.ids[index] for index in range(self.view.ids_len)]
+
+
+cdef class Stream:
+    cdef WrStream *handle
+
+    def __cinit__(self, Tokenizer tokenizer not None, bytes options not None):
+        cdef const uint8_t *data = data_of(options)
+        cdef size_t size = PyBytes_GET_SIZE(options)
+        cdef WrError err
+        if wr_stream_new(tokenizer.handle, data, size, &self.handle, &err):
+            raise failure(&err)
+
+    def __dealloc__(self):
+        wr_stream_free(self.handle)
+
+    def feed(self, uint32_t choice, bytes message not None):
+        cdef const uint8_t *data = data_of(message)
+        cdef size_t size = PyBytes_GET_SIZE(message)
+        cdef uint32_t flags = 0
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_stream_feed(self.handle, choice, data, size, &flags, &err)
+        if code:
+            raise failure(&err)
+        return flags
+
+    def end(self, uint32_t choice):
+        cdef uint32_t flags = 0
+        cdef WrError err
+        if wr_stream_end(self.handle, choice, &flags, &err):
+            raise failure(&err)
+        return flags
+
+    def fail(self, bytes error not None):
+        cdef WrError err
+        if wr_stream_fail(self.handle, data_of(error), PyBytes_GET_SIZE(error), &err):
+            raise failure(&err)
+
+    def take(self):
+        cdef WrBytes ready
+        cdef WrError err
+        if wr_stream_take(self.handle, &ready, &err):
+            raise failure(&err)
+        return PyBytes_FromStringAndSize(<const char *> ready.ptr, <Py_ssize_t> ready.len)
+
+    cdef bytes report(self, uint32_t kind):
+        cdef WrBytes told
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_stream_report(self.handle, kind, &told, &err)
+        if code:
+            raise failure(&err)
+        return owned(told)
+
+    def result(self):
+        return self.report(REPORT_RESULT)
+
+    def failure(self):
+        return self.report(REPORT_FAILURE).decode() or None
+
+    def stats(self):
+        return json.loads(self.report(REPORT_STATS))

@@ -1,0 +1,234 @@
+//! One choice of a response, from the worker's messages to the answer's text.
+//!
+//! ```text
+//! message → new ids (ids) → decoder → [reasoning parser] → stop words (stop) → [tool parser] → answer
+//! ```
+//! The brackets are where the parsers go in: stop words apply to the answer and not to the reasoning, and what
+//! they release reaches the tool parser in order. Nothing here knows how the text is framed.
+
+use std::sync::Arc;
+
+use super::ids::Ids;
+use super::stats::Pace;
+use super::stop::{Cursor, StopWords};
+use super::usage::Usage;
+use super::{Options, Vocabulary};
+use crate::wire::{GenerateComplete, GenerateStreamChunk, MatchedStop};
+
+/// What all choices of a response obey.
+pub struct Rules<V> {
+    pub stop: StopWords,
+    /// A stop word or stop id stays in the text.
+    keep: bool,
+    skip_special: bool,
+    ignore_eos: bool,
+    /// The client's own, sorted.
+    stop_ids: Vec<u32>,
+    vocabulary: Arc<V>,
+}
+
+impl<V: Vocabulary> Rules<V> {
+    pub fn new(vocabulary: Arc<V>, options: &mut Options) -> Self {
+        let mut stop_ids = std::mem::take(&mut options.stop_token_ids);
+        stop_ids.sort_unstable();
+        Self {
+            stop: StopWords::new(std::mem::take(&mut options.stop)),
+            keep: options.no_stop_trim,
+            skip_special: options.skip_special_tokens,
+            ignore_eos: options.ignore_eos,
+            stop_ids,
+            vocabulary,
+        }
+    }
+
+    fn asked_for(&self, id: u32) -> bool {
+        self.stop_ids.binary_search(&id).is_ok()
+    }
+
+    fn is_eos(&self, id: u32) -> bool {
+        self.vocabulary.eos_token_ids().contains(&id)
+    }
+
+    /// May the engine have stopped at this id? Then its text waits for the next message, which tells.
+    fn may_end(&self, id: u32) -> bool {
+        let ends =
+            || self.asked_for(id) || self.is_eos(id) || !self.skip_special && self.vocabulary.is_special(id);
+        !self.ignore_eos && !self.keep && ends()
+    }
+
+    /// The id at which the engine stopped: by its own word, or, when it is silent, the last id if that is one
+    /// of the client's or an end of text that must not be shown.
+    fn ended_by(&self, complete: &GenerateComplete, last: Option<u32>) -> Option<u32> {
+        match complete.matched_stop {
+            Some(MatchedStop::TokenId(id)) => Some(id),
+            Some(MatchedStop::Text(_)) => None,
+            None if self.ignore_eos || complete.finish_reason != "stop" => None,
+            None => last.filter(|&id| self.asked_for(id) || self.skip_special && self.is_eos(id)),
+        }
+    }
+
+    /// The model's own end of text is no news to the client; any other stop is.
+    fn matched(&self, complete: &GenerateComplete, ended_by: Option<u32>) -> Option<Matched> {
+        match &complete.matched_stop {
+            Some(MatchedStop::Text(text)) => Some(Matched::Text(text.clone())),
+            _ => ended_by.filter(|&id| self.asked_for(id) || !self.is_eos(id)).map(Matched::Token),
+        }
+    }
+}
+
+/// Why a choice ended, for the client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finish {
+    pub reason: &'static str,
+    pub matched: Option<Matched>,
+}
+
+/// The stop that ended a choice: `matched_stop`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Matched {
+    Token(u32),
+    Text(String),
+}
+
+/// The worker's word to OpenAI's; an engine that gives no reason has stopped.
+fn reason(word: &str) -> &'static str {
+    match word {
+        "length" => "length",
+        "content_filter" => "content_filter",
+        _ => "stop",
+    }
+}
+
+/// A token whose text waits, and the completion tokens up to it.
+#[derive(Clone, Copy)]
+struct Held {
+    id: u32,
+    count: u64,
+}
+
+/// State of one choice.
+pub struct Choice<D> {
+    ids: Ids,
+    decoder: D,
+    held: Option<Held>,
+    cursor: Cursor,
+    /// Text between decoder and stop words; kept for its memory.
+    decoded: String,
+    /// Text that stop words have released: all of it when aggregated, what no event has carried when streamed.
+    pub answer: String,
+    pub usage: Usage,
+    pub pace: Pace,
+    /// The event with the role is out.
+    pub greeted: bool,
+    pub finish: Option<Finish>,
+}
+
+impl<D: super::Decode> Choice<D> {
+    pub fn new(decoder: D) -> Self {
+        Self {
+            ids: Ids::default(),
+            decoder,
+            held: None,
+            cursor: Cursor::default(),
+            decoded: String::new(),
+            answer: String::new(),
+            usage: Usage::default(),
+            pace: Pace::default(),
+            greeted: false,
+            finish: None,
+        }
+    }
+
+    /// Takes a chunk. Sets `finish` if a stop word is complete. Returns the number of new tokens.
+    pub fn chunk<V: Vocabulary>(&mut self, rules: &Rules<V>, chunk: &GenerateStreamChunk) -> u64 {
+        let fresh = self.ids.chunk(&chunk.token_ids, chunk.completion_tokens);
+        self.count(chunk.prompt_tokens, chunk.cached_tokens, chunk.reasoning_tokens);
+        if let Some(word) = self.take(rules, fresh, false) {
+            self.stop_at(rules, word);
+        }
+        fresh.len() as u64
+    }
+
+    /// Takes the closing message, which is no abort, and sets `finish`. Returns the number of new tokens.
+    pub fn complete<V: Vocabulary>(&mut self, rules: &Rules<V>, complete: &GenerateComplete) -> u64 {
+        let fresh = self.ids.complete(&complete.output_ids, complete.completion_tokens);
+        self.count(complete.prompt_tokens, complete.cached_tokens, complete.reasoning_tokens);
+        match self.take(rules, fresh, true) {
+            Some(word) => self.stop_at(rules, word),
+            None => self.close(rules, complete),
+        }
+        fresh.len() as u64
+    }
+
+    fn count(&mut self, prompt: u32, cached: u32, reasoning: u32) {
+        let usage = &mut self.usage;
+        usage.prompt = usage.prompt.max(prompt.into());
+        usage.cached = usage.cached.max(cached.into());
+        usage.reasoning = usage.reasoning.max(reasoning.into());
+    }
+
+    /// Pushes new ids through, up to the one that completes a stop word. The last one may have to wait.
+    fn take<V: Vocabulary>(&mut self, rules: &Rules<V>, fresh: &[u32], closing: bool) -> Option<usize> {
+        self.usage.completion = self.ids.count();
+        let (&last, others) = fresh.split_last()?;
+        let first = self.ids.count().saturating_sub(others.len() as u64);
+        let earlier = self.held.take().into_iter();
+        let others = others.iter().zip(first..).map(|(&id, count)| Held { id, count });
+        if let Some(word) = earlier.chain(others).find_map(|token| self.push(rules, token)) {
+            return Some(word);
+        }
+        let last = Held { id: last, count: self.ids.count() };
+        if closing || rules.may_end(last.id) {
+            self.held = Some(last);
+            return None;
+        }
+        self.push(rules, last)
+    }
+
+    /// One token's text. Some(stop word): usage ends with this token.
+    fn push<V: Vocabulary>(&mut self, rules: &Rules<V>, token: Held) -> Option<usize> {
+        if rules.stop.is_empty() {
+            self.decoder.push(token.id, &mut self.answer);
+            return None;
+        }
+        self.decoder.push(token.id, &mut self.decoded);
+        let word = self.sieve(rules);
+        if word.is_some() {
+            self.usage.completion = token.count;
+        }
+        word
+    }
+
+    /// Decoded text through the stop words into the answer.
+    fn sieve<V: Vocabulary>(&mut self, rules: &Rules<V>) -> Option<usize> {
+        let word = rules.stop.feed(&mut self.cursor, &self.decoded, rules.keep, &mut self.answer);
+        self.decoded.clear();
+        word
+    }
+
+    /// The engine ended: settles the waiting token, then what the decoder and the stop words hold back.
+    fn close<V: Vocabulary>(&mut self, rules: &Rules<V>, complete: &GenerateComplete) {
+        let held = self.held.take();
+        let ended_by = rules.ended_by(complete, held.map(|token| token.id));
+        let shown = held.filter(|token| rules.keep || ended_by != Some(token.id));
+        let mut word = shown.and_then(|token| self.push(rules, token));
+        if word.is_none() {
+            self.decoder.flush(&mut self.decoded);
+            word = self.sieve(rules);
+        }
+        match word {
+            Some(word) => self.stop_at(rules, word),
+            None => {
+                rules.stop.flush(&mut self.cursor, &mut self.answer);
+                let matched = rules.matched(complete, ended_by);
+                self.finish = Some(Finish { reason: reason(&complete.finish_reason), matched });
+            }
+        }
+    }
+
+    fn stop_at<V: Vocabulary>(&mut self, rules: &Rules<V>, word: usize) {
+        self.usage.reasoning = self.usage.reasoning.min(self.usage.completion);
+        let matched = Some(Matched::Text(rules.stop.word(word).to_owned()));
+        self.finish = Some(Finish { reason: "stop", matched });
+    }
+}

@@ -1,0 +1,193 @@
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs: `make header` writes it, `make check` compares it.
+
+#pragma once
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+// Goes up with every change of this file's functions or structs; the extension checks it on import.
+#define WR_ABI_VERSION 1
+
+// A rendered, tokenised and encoded request.
+typedef struct WrPrepared WrPrepared;
+
+// The answer to one request, all its choices.
+typedef struct WrStream WrStream;
+
+// A tokenizer with its chat template.
+typedef struct WrTokenizer WrTokenizer;
+
+// Bytes that the core made. Owned ones (`cap` > 0) are freed by `wr_bytes_free`; borrowed ones (`cap` 0) live
+// until the next call on the handle they came from.
+typedef struct WrBytes {
+  uint8_t *ptr;
+  size_t len;
+  size_t cap;
+} WrBytes;
+
+// Filled when a function fails; `message` and `param` are owned by the caller.
+typedef struct WrError {
+  int32_t code;
+  struct WrBytes message;
+  struct WrBytes param;
+} WrError;
+
+// What a `WrPrepared` holds; the pointers live as long as it does.
+typedef struct WrPreparedView {
+  const uint8_t *prompt;
+  size_t prompt_len;
+  const uint32_t *ids;
+  size_t ids_len;
+  const uint8_t *body;
+  size_t body_len;
+  // Tokens the worker may make at most; −1 when nothing limits them.
+  int64_t max_new_tokens;
+} WrPreparedView;
+
+// The ABI's version.
+uint32_t wr_abi_version(void);
+
+// Facts of this process as a JSON object (owned bytes): `live_handles` (`tokenizers`, `prepared`, `streams`) and
+// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
+//
+// # Safety
+// `out` points to room for a `WrBytes`.
+void wr_facts(struct WrBytes *out);
+
+// Frees owned bytes; borrowed and empty ones are left alone.
+//
+// # Safety
+// `bytes` came from this library and is freed once.
+void wr_bytes_free(struct WrBytes bytes);
+
+// Loads a tokenizer from a folder or a tokenizer.json, and its chat template. `template` (the template's text)
+// replaces the folder's own when it is not null.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_tokenizer_load(const uint8_t *path,
+                          size_t path_len,
+                          const uint8_t *template_,
+                          size_t template_len,
+                          struct WrTokenizer **out,
+                          struct WrError *err);
+
+// # Safety
+// `handle` came from `wr_tokenizer_load` and is freed once; no other call on it is under way.
+void wr_tokenizer_free(struct WrTokenizer *handle);
+
+// What is known of a tokenizer, as a JSON object (owned bytes).
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_tokenizer_info(const struct WrTokenizer *handle, struct WrBytes *out, struct WrError *err);
+
+// Text to token ids (owned bytes: native-endian u32).
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_encode(const struct WrTokenizer *handle,
+                  const uint8_t *data,
+                  size_t len,
+                  bool add_special_tokens,
+                  struct WrBytes *out,
+                  struct WrError *err);
+
+// Token ids to text (owned bytes: UTF-8).
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_decode(const struct WrTokenizer *handle,
+                  const uint32_t *ids,
+                  size_t len,
+                  bool skip_special_tokens,
+                  struct WrBytes *out,
+                  struct WrError *err);
+
+// Renders a job's messages with the chat template (owned bytes: UTF-8). `fuel` 0 means the default.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_render(const struct WrTokenizer *handle,
+                  const uint8_t *job,
+                  size_t job_len,
+                  uint64_t fuel,
+                  struct WrBytes *out,
+                  struct WrError *err);
+
+// A job (JSON) to prompt, token ids and `GenerateRequest` bytes. `fuel` 0 means the default.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_prepare(const struct WrTokenizer *handle,
+                   const uint8_t *job,
+                   size_t job_len,
+                   uint64_t fuel,
+                   struct WrPrepared **out,
+                   struct WrError *err);
+
+// # Safety
+// `handle` is live; `out` points to room for a `WrPreparedView`.
+void wr_prepared_view(const struct WrPrepared *handle, struct WrPreparedView *out);
+
+// # Safety
+// `handle` came from `wr_prepare` and is freed once.
+void wr_prepared_free(struct WrPrepared *handle);
+
+// Begins an answer. `options` is the JSON object that `stream::Options` describes.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_new(const struct WrTokenizer *handle,
+                      const uint8_t *options,
+                      size_t options_len,
+                      struct WrStream **out,
+                      struct WrError *err);
+
+// Takes one `GenerateResponse` of a choice; `flags` tells what it led to (`stream::flags`).
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_feed(struct WrStream *handle,
+                       uint32_t choice,
+                       const uint8_t *message,
+                       size_t message_len,
+                       uint32_t *flags,
+                       struct WrError *err);
+
+// The RPC of a choice ended well.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_end(struct WrStream *handle, uint32_t choice, uint32_t *flags, struct WrError *err);
+
+// Ends the answer with an error event; `error` is the whole JSON object.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_fail(struct WrStream *handle, const uint8_t *error, size_t error_len, struct WrError *err);
+
+// The bytes that are ready for the client (borrowed until the next take on this stream).
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_take(struct WrStream *handle, struct WrBytes *out, struct WrError *err);
+
+// Tells the result, the failure or the figures of a stream (owned bytes). `kind` is a `WrReport`.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_report(struct WrStream *handle, uint32_t kind, struct WrBytes *out, struct WrError *err);
+
+// # Safety
+// `handle` came from `wr_stream_new` and is freed once.
+void wr_stream_free(struct WrStream *handle);
+
+// Tells whether a first message is the worker's refusal: 1 and its words (owned bytes) if so, else 0.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_first_failure(const uint8_t *message, size_t message_len, struct WrBytes *out);

@@ -1,0 +1,149 @@
+"""Runs the load client and adds up repeats."""
+
+import contextlib
+import json
+import statistics
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness import assets
+from harness.paths import LOAD
+from harness.processes import Service, free_port, started
+from harness.routers import MODEL, Running, Start, wsgi_floor
+from harness.scenarios import PROFILES, Scenario
+
+RUN_SECONDS = 300
+"""A run of the client longer than this is an error."""
+WORKER_SECONDS = 3600
+"""A load worker ends by itself after this."""
+WARM_UP = ["--streams", "4", "--requests", "16", "--max-tokens", "8"]
+
+Result = dict[str, Any]
+"""The load client's object (see bench/README.md)."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """All repeats of one scenario, by router, in the order they ran."""
+
+    scenario: Scenario
+    runs: dict[str, list[Result]] = field(default_factory=dict)
+
+    def add(self, router: str, result: Result) -> None:
+        self.runs.setdefault(router, []).append(result)
+
+    def errors(self, router: str) -> list[str]:
+        """What went wrong; anything here makes the scenario void for this router."""
+        found = [str(run["errors"]) for run in self.runs[router] if run["errors"]["count"]]
+        sizes = {run["text_bytes"] for runs in self.runs.values() for run in runs if "text_bytes" in run}
+        if not found and len(sizes) > 1:
+            found = [f"the answers' texts have different sizes: {sorted(map(str, sizes))} bytes"]
+        return found
+
+    def median(self, router: str, *path: str) -> float | None:
+        """The median over the repeats of the value at `path`; None where a run has none."""
+        values = []
+        for run in self.runs[router]:
+            value: Any = run
+            for name in path:
+                value = value.get(name) if isinstance(value, dict) else None
+            if not isinstance(value, int | float):
+                return None
+            values.append(float(value))
+        return statistics.median(values)
+
+    def ratio(self, router: str, peer: str) -> float | None:
+        """The median of the ratios of one repeat's two runs: neighbours, so the machine was in one mood."""
+        name = self.scenario.figure
+        pairs = zip(self.runs[router], self.runs[peer], strict=False)
+        ratios = [ours[name] / theirs[name] for ours, theirs in pairs if ours.get(name) and theirs.get(name)]
+        return statistics.median(ratios) if ratios else None
+
+
+def client(url: str, pid: int, arguments: list[str]) -> Result:
+    """One run of the load client; a run that gives no result becomes one error."""
+    command = [str(LOAD), "client", "--url", url, "--model", MODEL, "--pids", str(pid)]
+    command += ["--max-seconds", str(RUN_SECONDS), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_SECONDS + 30, check=False)
+    try:
+        result: Result = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        result = {"errors": {"count": 1, "kinds": {done.stderr.strip()[-300:]: 1}}}
+    return result
+
+
+def warm_up(router: Running) -> None:
+    """Lets lazy parts load; streams and whole answers. Its errors show again in the runs."""
+    for mode in ("--stream", "--no-stream"):
+        client(router.url, router.service.pid, [*WARM_UP, mode])
+
+
+@contextlib.contextmanager
+def worker(profile: str) -> Iterator[tuple[Service, int]]:
+    """A load worker of this profile and its port."""
+    port = free_port()
+    command = [str(LOAD), "worker", "--port", str(port), "--model", MODEL]
+    command += ["--tokenizer-path", str(assets.tokenizer()), "--ids-file", str(assets.token_ids())]
+    command += ["--max-seconds", str(WORKER_SECONDS), *PROFILES[profile]]
+    with started(Service(f"worker-{profile}", command)) as service:
+        service.wait_for_line("worker ready")
+        yield service, port
+
+
+def compare(
+    scenarios: list[Scenario], starts: dict[str, Start], repeats: int
+) -> tuple[list[Outcome], dict[str, Any]]:
+    """Runs every scenario against every router, interleaved: A B, B A, A B …
+
+    Also returns what the load worker of each profile counted: requests started, finished, gone, aborted.
+    """
+    outcomes = [Outcome(scenario) for scenario in scenarios]
+    counts: dict[str, Any] = {}
+    for profile in dict.fromkeys(scenario.profile for scenario in scenarios):
+        with contextlib.ExitStack() as stack:
+            service, port = stack.enter_context(worker(profile))
+            routers = []
+            for name, start in starts.items():
+                router = start(f"{name}-{profile}".replace(" ", "-"), port)
+                stack.enter_context(started(router.service))
+                routers.append(router)
+            for router in routers:
+                router.wait()
+                warm_up(router)
+            for outcome in outcomes:
+                if outcome.scenario.profile == profile:
+                    _repeat(outcome, routers, repeats)
+        counts[profile] = json.loads(service.last_line())
+    return outcomes, counts
+
+
+def measure_floor(scenarios: list[Scenario], repeats: int) -> list[Outcome]:
+    """The WSGI side alone."""
+    server = wsgi_floor("wsgi-floor")
+    with started(server.service):
+        server.wait()
+        outcomes = [Outcome(scenario) for scenario in scenarios]
+        for outcome in outcomes:
+            _repeat(outcome, [server], repeats)
+    return outcomes
+
+
+def _repeat(outcome: Outcome, routers: list[Running], repeats: int) -> None:
+    scenario = outcome.scenario
+    for repeat in range(repeats):
+        for router in routers if repeat % 2 == 0 else reversed(routers):
+            result = client(router.url + scenario.path, router.service.pid, scenario.arguments())
+            outcome.add(router.name, result)
+            print(
+                f"  {scenario.name:18} {repeat + 1}/{repeats} {router.name:30} {_brief(scenario, result)}",
+                flush=True,
+            )
+
+
+def _brief(scenario: Scenario, result: Result) -> str:
+    if result["errors"]["count"]:
+        return f"ERRORS {result['errors']}"
+    unit = scenario.figure.replace("_per_cpu_s", " a CPU-second")
+    return f"{result[scenario.figure] or 0:>10,.0f} {unit}"

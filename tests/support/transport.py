@@ -1,0 +1,77 @@
+"""A transport without a network: streams that a test writes, model info that it sets."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker
+
+
+class FakeStream:
+    """Gives out what `put` has put in; None ends it well, an RpcFailure otherwise."""
+
+    def __init__(self, worker: Worker, request: bytes, *items: bytes | RpcFailure | None) -> None:
+        self.worker = worker
+        self.request = pb.GenerateRequest.FromString(request)
+        self.closes = 0
+        self.given = 0
+        self._items: queue.Queue[bytes | RpcFailure | None] = queue.Queue()
+        for item in items:
+            self.put(item)
+
+    def put(self, item: bytes | RpcFailure | None) -> None:
+        self._items.put(item)
+
+    def __iter__(self) -> Iterator[bytes]:
+        while (item := self._items.get()) is not None:
+            if isinstance(item, RpcFailure):
+                raise item
+            self.given += 1
+            yield item
+
+    def close(self) -> None:
+        self.closes += 1
+        self._items.put(RpcFailure("CANCELLED", "by us"))
+
+
+Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
+
+
+class FakeTransport:
+    """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.streams: list[FakeStream] = []
+        self.aborted: list[tuple[str, str]] = []
+        self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
+        self.probes: list[str] = []
+        self.on_open: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+
+    def open_stream(self, worker: Worker, request: bytes) -> FakeStream:
+        with self._lock:
+            answer = self.answers.pop(0) if self.answers else ()
+            if isinstance(answer, RpcFailure):
+                raise answer
+            stream = FakeStream(worker, request, *answer)
+            self.streams.append(stream)
+            return stream
+
+    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        self.probes.append(worker.url)
+        info = self.infos.get(worker.url, RpcFailure("UNAVAILABLE", "connection refused"))
+        if isinstance(info, RpcFailure):
+            raise info
+        return info.SerializeToString()
+
+    def abort(self, worker: Worker, request_id: str) -> None:
+        self.aborted.append((worker.url, request_id))
+
+    def forget(self, worker: Worker) -> None: ...
+
+    def close(self) -> None: ...

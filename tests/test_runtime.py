@@ -1,0 +1,274 @@
+"""The primitives, on greenlets and on threads."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+
+from tests.support.flow import Client, seconds, tcp_pair
+from tests.support.modes import MODES, run
+from tests.support.processes import wait_until
+from wsgi_router import runtime
+from wsgi_router.runtime import ClientWatch, Drain, call_in_pool, call_later, drain, spawn, wakeup
+
+both = pytest.mark.parametrize("mode", MODES)
+
+
+def wakeup_scenario(mode: str) -> None:
+    assert runtime.patched() == (mode == "gevent")
+    flag = wakeup()
+    flag.set()
+    flag.set()
+    assert flag.wait(0.01)  # set before the wait, twice: one wake-up
+    assert not flag.wait(0.01)
+    assert not flag.wait(0)
+    assert 0.1 <= seconds(lambda: flag.wait(0.1)) < 1
+    spawn(lambda: (time.sleep(0.05), flag.set()))
+    assert 0.04 <= seconds(lambda: flag.wait(10)) < 5
+    spawn(lambda: (time.sleep(0.05), flag.set()))
+    assert flag.wait()
+    assert 2.4 <= seconds(lambda: flag.wait(2.5)) < 5  # a long wait, ended by the ticker
+
+
+def many_wakeups_scenario() -> None:
+    """Two that pass a turn to each other: no wake-up is lost, none comes twice."""
+    ping, pong, turns = wakeup(), wakeup(), 2000
+    seen: list[int] = []
+
+    def answer() -> None:
+        for number in range(turns):
+            assert ping.wait(10)
+            seen.append(number)
+            pong.set()
+
+    spawn(answer)
+    for number in range(turns):
+        assert len(seen) == number
+        ping.set()
+        assert pong.wait(10)
+    assert len(seen) == turns
+
+
+def interrupted_wait_scenario() -> None:
+    """An exception in a wait leaves nothing behind that would switch to the greenlet later."""
+    import gevent
+
+    flag = wakeup()
+    ends: list[str] = []
+
+    def waiter(pause: float) -> None:
+        try:
+            flag.wait(pause)
+        except gevent.Timeout:
+            gevent.sleep(0.2)
+            ends.append("slept through")
+
+    for pause in (1, 100):
+        greenlet = gevent.spawn(waiter, pause)
+        gevent.sleep(0.05)
+        greenlet.kill(gevent.Timeout(), block=False)
+        flag.set()  # the exception is under way already, and comes first
+        greenlet.join()
+        assert flag.wait(0)
+    assert ends == ["slept through"] * 2
+
+
+def timers_scenario() -> None:
+    order: list[str] = []
+    call_later(0.2, lambda: order.append("late"))
+    call_later(0.05, lambda: order.append("early"))
+    call_later(0.1, lambda: order.append("middle"))
+    wait_until(lambda: len(order) == 3, 5)
+    assert order == ["early", "middle", "late"]
+    time.sleep(0.05)
+    call_later(0, lambda: order.append("again"))  # after all timers were gone
+    wait_until(lambda: len(order) == 4, 5)
+
+
+def client_scenario(mode: str) -> None:
+    client = Client()
+    flag = wakeup()
+    client.watch.subscribe(flag)
+    assert not client.watch.check()
+    client.leave()
+    if mode == "gevent":
+        assert flag.wait(5)
+        assert client.watch.poll_seconds is None
+    else:
+        assert client.watch.poll_seconds is not None
+        client.watch.poll(time.monotonic())
+        assert flag.wait(0)
+    assert client.watch.gone
+    client.watch.close()
+    client.watch.close()
+    assert client.ours.fileno() >= 0  # the server's own socket is left alone
+    assert client.ours.recv(1) == b""
+
+
+def pipelined_scenario(mode: str) -> None:
+    """Bytes of a next request are no EOF; the EOF behind them is one."""
+    client = Client()
+    flag = wakeup()
+    client.watch.subscribe(flag)
+    client.theirs.sendall(b"GET / HTTP/1.1\r\n")
+    if mode == "gevent":
+        assert flag.wait(5)  # from now on it has to be asked
+    time.sleep(0.1)
+    assert client.watch.poll_seconds is not None
+    assert not client.watch.check()
+    assert seconds(lambda: time.sleep(0.2)) < 1  # the hub does not spin
+    client.leave()
+    wait_until(client.watch.check, 5)
+    assert client.ours.recv(100) == b"GET / HTTP/1.1\r\n"
+
+
+def subscribed_late_scenario() -> None:
+    client = Client()
+    client.leave()
+    wait_until(client.watch.check, 5)
+    flag = wakeup()
+    client.watch.subscribe(flag)
+    assert flag.wait(0)
+
+
+def pool_scenario(mode: str) -> None:
+    """A long native call holds up nobody else; its exception comes back."""
+    from wsgi_router.runtime import spawn as beside
+
+    ticks: list[float] = []
+
+    def tick() -> None:
+        for _ in range(20):
+            ticks.append(time.monotonic())
+            time.sleep(0.01)
+
+    beside(tick)
+    time.sleep(0.02)
+    native_sleep = time.sleep
+    if mode == "gevent":
+        from gevent.monkey import get_original
+
+        native_sleep = get_original("time", "sleep")
+    before = len(ticks)
+    call_in_pool(native_sleep, 0.15)
+    assert len(ticks) - before >= 5
+    with pytest.raises(ZeroDivisionError):
+        call_in_pool(lambda: 1 // 0)
+
+
+def hub_pool_scenario() -> None:
+    import gevent
+
+    runtime.init_process(20)
+    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
+    runtime.init_process(1)
+    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
+
+
+def deferrer_scenario(mode: str) -> None:
+    """A finaliser in a foreign thread can still have work done where it belongs."""
+    defer = runtime.deferrer()
+    ran: list[str] = []
+    if mode == "gevent":
+        import gevent
+
+        gevent.get_hub().threadpool.apply(defer, (lambda: ran.append("x"),))
+    else:
+        defer(lambda: ran.append("x"))
+    wait_until(lambda: ran == ["x"], 5)
+
+
+def drain_scenario() -> None:
+    flag, other = wakeup(), wakeup()
+    drain.subscribe(flag)
+    drain.subscribe(other)
+    drain.unsubscribe(other)
+    assert not drain.begun
+    drain.begin(0.2)
+    drain.begin(100)  # the first word counts
+    assert drain.begun
+    assert not drain.due()
+    assert flag.wait(5)
+    assert drain.due()
+    assert not other.wait(0)
+
+
+@both
+def test_wakeup(mode: str) -> None:
+    run(mode, wakeup_scenario, mode)
+
+
+@both
+def test_no_wakeup_is_lost(mode: str) -> None:
+    run(mode, many_wakeups_scenario)
+
+
+def test_an_interrupted_wait_leaves_nothing() -> None:
+    run("gevent", interrupted_wait_scenario)
+
+
+@both
+def test_timers(mode: str) -> None:
+    run(mode, timers_scenario)
+
+
+@both
+def test_client_leaves(mode: str) -> None:
+    run(mode, client_scenario, mode)
+
+
+@both
+def test_pipelined_bytes(mode: str) -> None:
+    run(mode, pipelined_scenario, mode)
+
+
+@both
+def test_subscribing_after_the_client_has_left(mode: str) -> None:
+    run(mode, subscribed_late_scenario)
+
+
+@both
+def test_pool(mode: str) -> None:
+    run(mode, pool_scenario, mode)
+
+
+def test_hub_pool_grows_only() -> None:
+    run("gevent", hub_pool_scenario)
+
+
+@both
+def test_deferrer(mode: str) -> None:
+    run(mode, deferrer_scenario, mode)
+
+
+@both
+def test_drain(mode: str) -> None:
+    run(mode, drain_scenario)
+
+
+def test_import_starts_nothing() -> None:
+    assert not runtime.patched()
+    assert "Drain begun=False" in repr(Drain())
+    assert threading.active_count() >= 1
+
+
+def test_a_watch_without_a_lent_socket() -> None:
+    watch = ClientWatch({})
+    assert not watch.check()
+    watch.close()
+    assert repr(watch) == "<ClientWatch unwatched>"
+
+
+def test_a_dropped_watch_leaves_the_socket_open() -> None:
+    ours, theirs = tcp_pair()
+    watch = ClientWatch({"gunicorn.socket": ours})
+    assert repr(watch) == "<ClientWatch watched>"
+    del watch
+    gc.collect()
+    theirs.sendall(b"x")
+    assert ours.recv(1) == b"x"
+    ours.close()
+    theirs.close()

@@ -1,0 +1,183 @@
+"""Which workers may be asked, and for what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.transport import FakeTransport
+from wsgi_router.errors import ModelNotFoundError, NoWorkerError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.settings import Settings
+from wsgi_router.workers.breaker import Event, State
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import RpcFailure
+
+A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
+DOWN = RpcFailure("UNAVAILABLE", "connection refused")
+
+_open: list[WorkerPool] = []
+
+
+@pytest.fixture(autouse=True)
+def _close_pools() -> Iterator[None]:
+    yield
+    while _open:
+        _open.pop().close()
+
+
+def info(name: str, context: int = 100, **fields: Any) -> pb.GetModelInfoResponse:
+    return pb.GetModelInfoResponse(served_model_name=name, max_context_length=context, **fields)
+
+
+def pool_of(transport: FakeTransport, **settings: Any) -> WorkerPool:
+    """A started pool of A, B, C; probes every 0.1 s."""
+    values: dict[str, Any] = {"workers": (A, B, C), "health_interval": 0.1, "policy": "round_robin"}
+    pool = WorkerPool(Settings(**{**values, **settings}), transport)
+    _open.append(pool)
+    pool.start()
+    return pool
+
+
+def up(pool: WorkerPool) -> list[str]:
+    return [worker.url for worker in pool.workers if worker.available()]
+
+
+def test_nothing_is_up_at_first() -> None:
+    pool = pool_of(FakeTransport())
+    assert not pool.usable()
+    assert pool.models() == []
+    with pytest.raises(NoWorkerError):
+        pool.resolve_model("m")
+    with pytest.raises(NoWorkerError):
+        pool.select("m")
+
+
+def test_workers_come_up_one_by_one() -> None:
+    transport = FakeTransport()
+    pool = pool_of(transport)
+    transport.infos[B] = info("m")
+    wait_until(lambda: up(pool) == [B])
+    assert pool.usable()
+    assert [pool.select("m").worker.url for _ in range(3)] == [B, B, B]
+    transport.infos[A] = info("m")
+    wait_until(lambda: up(pool) == [A, B])
+    assert {pool.select("m").worker.url for _ in range(4)} == {A, B}
+
+
+def test_a_worker_that_is_up_is_left_alone() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A, C))
+    wait_until(lambda: up(pool) == [A])
+    before = transport.probes.count(A)
+    wait_until(lambda: transport.probes.count(C) > 5)
+    assert transport.probes.count(A) == before
+
+
+def test_unreachable_is_passed_over_and_comes_back() -> None:
+    transport = FakeTransport()
+    transport.infos = dict.fromkeys((A, B), info("m"))
+    pool = pool_of(transport, workers=(A, B), health_interval=0.3)
+    wait_until(lambda: up(pool) == [A, B])
+    transport.infos[A] = DOWN
+    pool.report(pool.workers[0], Event.CALL_UNREACHABLE)
+    assert {pool.select("m").worker.url for _ in range(4)} == {B}
+    wait_until(lambda: pool.workers[0].state is State.DOWN)
+    transport.infos[A] = info("m")
+    wait_until(lambda: up(pool) == [A, B])
+
+
+def test_a_suspect_is_asked_if_nobody_else_is_up() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,), health_interval=100)
+    wait_until(lambda: up(pool) == [A])
+    pool.workers[0].note(Event.CALL_UNREACHABLE)
+    assert pool.select("m").worker.url == A
+    assert pool.usable()
+    pool.report(pool.workers[0], Event.CALL_OK)
+    assert up(pool) == [A]
+
+
+def test_one_failed_call_costs_a_live_worker_one_probe() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,), health_interval=100)
+    wait_until(lambda: up(pool) == [A])
+    pool.report(pool.workers[0], Event.CALL_UNREACHABLE)
+    wait_until(lambda: up(pool) == [A], 5)
+    assert transport.probes == [A, A]
+
+
+def test_models_are_grouped_by_name() -> None:
+    transport = FakeTransport()
+    transport.infos = {
+        A: info(
+            "m", 200, weight_version="7", eos_token_ids=[1, 2], default_sampling_params_json='{"top_k":5}'
+        ),
+        B: info("m", 100),
+        C: pb.GetModelInfoResponse(model_path="/models/other"),
+    }
+    pool = pool_of(transport)
+    wait_until(lambda: len(up(pool)) == 3)
+    other, m = pool.models()
+    assert (other.name, other.context_length) == ("/models/other", 0)
+    assert (m.name, m.context_length, m.weight_version, m.eos_token_ids) == ("m", 100, "7", (1, 2))
+    assert m.default_sampling_params == '{"top_k":5}'
+    assert pool.resolve_model("m") == m
+    assert {pool.select("m").worker.url for _ in range(6)} == {A, B}
+    assert {pool.select("/models/other").worker.url for _ in range(3)} == {C}
+    with pytest.raises(ModelNotFoundError):
+        pool.resolve_model("nothing")
+    with pytest.raises(NoWorkerError):
+        pool.select("nothing")
+
+
+def test_a_model_stays_known_while_its_worker_is_down() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,))
+    wait_until(lambda: up(pool) == [A])
+    transport.infos[A] = DOWN
+    pool.report(pool.workers[0], Event.CALL_UNREACHABLE)
+    wait_until(lambda: not pool.usable())
+    assert pool.resolve_model("m").name == "m"
+    with pytest.raises(NoWorkerError):
+        pool.select("m")
+
+
+def test_the_setting_names_the_model() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("theirs", 5), B: info("theirs", 7)}
+    pool = pool_of(transport, workers=(A, B), model="ours")
+    wait_until(lambda: len(up(pool)) == 2)
+    assert [card.name for card in pool.models()] == ["ours"]
+    assert pool.resolve_model("ours").context_length == 5
+    assert pool.resolve_model("theirs").name == "ours"
+    assert {pool.select("ours").worker.url for _ in range(4)} == {A, B}
+
+
+def test_excluded_workers_are_not_chosen() -> None:
+    transport = FakeTransport()
+    transport.infos = dict.fromkeys((A, B), info("m"))
+    pool = pool_of(transport, workers=(A, B))
+    wait_until(lambda: len(up(pool)) == 2)
+    assert {pool.select("m", exclude=[pool.workers[0]]).worker.url for _ in range(4)} == {B}
+    with pytest.raises(NoWorkerError):
+        pool.select("m", exclude=pool.workers)
+
+
+def test_stats_and_repr() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A, B))
+    wait_until(lambda: up(pool) == [A])
+    lease = pool.select("m")
+    assert pool.stats() == {A: (1, 1), B: (0, 0)}
+    assert "grpc://a:1 up model=m in_flight=1" in repr(pool)
+    lease.release()
+    assert pool.stats()[A] == (1, 0)

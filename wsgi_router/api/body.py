@@ -1,0 +1,113 @@
+"""Reading a request's body: bounded, whole, and never through form parsing."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from wsgi_router.errors import BodyTooLargeError, InvalidRequestError
+
+_LOG = logging.getLogger(__name__)
+_READ: Final = "wsgi_router.body_read"
+_SMALL: Final = 64 << 10
+_PIECE: Final = 1 << 20
+_LINGER_SECONDS: Final = 2.0
+_LINGER_BYTES: Final = 256 << 20
+
+
+def read_body(environ: dict[str, Any], limit: int) -> bytes:
+    """The whole body, at most `limit` bytes. Raises BodyTooLargeError (413) or InvalidRequestError (400)."""
+    length = _content_length(environ)
+    if length is None:
+        body = _read(environ, limit + 1) if environ.get("wsgi.input_terminated") else b""
+        if len(body) > limit:
+            raise _too_large(limit)
+    else:
+        if length > limit:
+            raise _too_large(limit)
+        body = _read(environ, length)
+        if len(body) < length:
+            raise InvalidRequestError("The request body ended early.", code="incomplete_body")
+    environ[_READ] = True
+    return body
+
+
+def much_unread(environ: Mapping[str, Any]) -> bool:
+    """Whether a large body, or one of unknown size, is still to come."""
+    if environ.get(_READ):
+        return False
+    if "HTTP_TRANSFER_ENCODING" in environ:
+        return True
+    length = environ.get("CONTENT_LENGTH") or "0"
+    return not length.isdecimal() or int(length) > _SMALL
+
+
+def _content_length(environ: Mapping[str, Any]) -> int | None:
+    if "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower():
+        return None
+    text = environ.get("CONTENT_LENGTH") or ""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise InvalidRequestError("The header Content-Length is no number.", code="invalid_content_length")
+    return int(text)
+
+
+def _read(environ: Mapping[str, Any], size: int) -> bytes:
+    pieces: list[bytes] = []
+    stream = environ["wsgi.input"]
+    try:
+        while size > 0:
+            piece = stream.read(min(size, _PIECE))
+            if not piece:
+                break
+            pieces.append(piece)
+            size -= len(piece)
+    except Exception as error:  # each server has its own kind for a broken chunk or a lost client
+        _LOG.debug("reading a body failed: %r", error)
+        raise InvalidRequestError("The request body could not be read.", code="incomplete_body") from None
+    return b"".join(pieces)
+
+
+def _too_large(limit: int) -> BodyTooLargeError:
+    return BodyTooLargeError(f"The request body is larger than {limit} bytes.")
+
+
+class LastWords:
+    """The body of an answer that is given before the request was read to its end.
+
+    Closing a socket with unread bytes resets the connection, and the client may lose the answer. So what it
+    still sends is read and dropped for a moment, and then gunicorn is kept from reading on: the connection
+    ends here, where it would take in all the rest to find the next request.
+    """
+
+    def __init__(self, body: bytes, environ: Mapping[str, Any]) -> None:
+        self._body = body
+        self._environ = environ
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield self._body
+        self.close()
+
+    def close(self) -> None:
+        stream, sock = self._environ["wsgi.input"], self._environ.get("gunicorn.socket")
+        if sock is None or not hasattr(stream, "failed") or stream.failed:
+            return
+        stream.failed = True
+        _drop(sock)
+
+
+def _drop(sock: Any) -> None:
+    end = time.monotonic() + _LINGER_SECONDS
+    dropped = 0
+    try:
+        while dropped < _LINGER_BYTES and (left := end - time.monotonic()) > 0:
+            sock.settimeout(left)
+            data = sock.recv(1 << 18)
+            if not data:
+                return
+            dropped += len(data)
+    except OSError:
+        return

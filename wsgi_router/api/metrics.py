@@ -1,0 +1,22 @@
+"""GET /metrics, for Prometheus."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response
+
+from wsgi_router import observability
+from wsgi_router.api.services import current
+from wsgi_router.errors import NotFoundError
+
+blueprint = Blueprint("metrics", __name__)
+
+
+@blueprint.get("/metrics")
+def show() -> Response:
+    services = current()
+    if not services.settings.metrics:
+        raise NotFoundError("Metrics are switched off.")
+    values = observability.metrics()
+    values.set_workers(services.pool.stats())
+    text, content_type = values.render()
+    return Response(text, content_type=content_type)

@@ -1,0 +1,134 @@
+"""What the views work with: the things each process has once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import Any, Final
+
+from flask import current_app
+
+from wsgi_router import native, observability, runtime
+from wsgi_router.dispatch import Dispatcher
+from wsgi_router.errors import RouterError
+from wsgi_router.grpc_client import GrpcTransport
+from wsgi_router.settings import Settings
+from wsgi_router.workers.pool import WorkerPool
+
+_LOG = logging.getLogger(__name__)
+_KEY: Final = "wsgi_router"
+_WORKERS_SECONDS: Final = 1.0
+
+
+class NoTokenizerError(RouterError):
+    status = 503
+    code = "no_tokenizer"
+
+    def __init__(self) -> None:
+        super().__init__("The router has no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set.")
+
+
+class Services:
+    """Tokenizer, workers and dispatcher of this process, made by `start` after the fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.started_at = int(time.time())
+        _ALL.add(self)
+        self._lock = threading.Lock()
+        self._pid: int | None = None
+        self._tokenizer: native.Tokenizer | None = None
+        self._pool: WorkerPool
+        self._dispatcher: Dispatcher
+        self._transport: Any
+
+    def start(self) -> None:
+        """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
+
+        Called by the server's hook, or else by the first request: never before a fork, as channels, threads
+        and hubs do not survive one.
+        """
+        if self._pid == os.getpid():
+            return
+        with self._lock:
+            if self._pid != os.getpid():
+                self._start()
+                self._pid = os.getpid()
+
+    def _start(self) -> None:
+        if self._tokenizer is None:
+            self._tokenizer = native.load_tokenizer(self.settings)
+        self._transport = GrpcTransport(self.settings)
+        self._pool = WorkerPool(self.settings, self._transport)
+        self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
+        self._pool.start()
+        runtime.spawn(_tell_workers, weakref.ref(self), os.getpid())
+        _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
+
+    def close(self) -> None:
+        """Drops the connections to the workers, if this process has any. Idempotent."""
+        with self._lock:
+            if self._pid == os.getpid():
+                self._pid = None
+                self._pool.close()
+                self._transport.close()
+
+    @property
+    def tokenizer(self) -> native.Tokenizer:
+        """Raises NoTokenizerError."""
+        if self._tokenizer is None:
+            raise NoTokenizerError
+        return self._tokenizer
+
+    @property
+    def pool(self) -> WorkerPool:
+        return self._pool
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        return self._dispatcher
+
+    def __repr__(self) -> str:
+        state = "started" if self._pid == os.getpid() else "not started"
+        return f"<Services {state}>"
+
+
+_ALL: Final[weakref.WeakSet[Services]] = weakref.WeakSet()
+
+
+def start_all() -> None:
+    """Starts the services of every app of this process, wherever it is mounted. Raises SettingsError."""
+    for services in tuple(_ALL):
+        services.start()
+
+
+def close_all() -> None:
+    """Closes what this process has started."""
+    for services in tuple(_ALL):
+        services.close()
+
+
+def _tell_workers(reference: weakref.ref[Services], process: int) -> None:
+    """Keeps the metrics about workers fresh: another process may be the one that is asked for them."""
+    told: object = None
+    while (services := reference()) is not None and services._pid in (None, process):
+        stats = services.pool.stats()
+        if stats != told:
+            observability.metrics().set_workers(stats)
+            told = stats
+        del services
+        time.sleep(_WORKERS_SECONDS)
+
+
+def attach(app: Any, services: Services) -> None:
+    """Makes `services` those of `app`."""
+    app.extensions[_KEY] = services
+
+
+def current() -> Services:
+    """The services of the app that answers this request."""
+    services: Services = current_app.extensions[_KEY]
+    return services

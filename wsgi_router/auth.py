@@ -1,0 +1,29 @@
+"""API keys: `Authorization: Bearer KEY`, compared in constant time."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from typing import Final
+
+from wsgi_router.errors import AuthenticationError
+
+_GUARDED: Final = ("/v1", "/generate")
+_SCHEME: Final = "bearer "
+
+
+def guarded(path: str) -> bool:
+    """Whether a route, or a path (below the mount point) that has none, needs a key."""
+    return any(path == prefix or path.startswith(prefix + "/") for prefix in _GUARDED)
+
+
+def check_key(keys: Sequence[str], authorization: str | None) -> None:
+    """Raises AuthenticationError unless the header holds one of `keys`."""
+    if not authorization:
+        raise AuthenticationError("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
+    sent = authorization[len(_SCHEME) :].strip() if authorization.lower().startswith(_SCHEME) else ""
+    encoded = sent.encode("utf-8", "surrogateescape")
+    # All keys are compared, so that the time tells nothing of which one is near.
+    matches = [hmac.compare_digest(encoded, key.encode()) for key in keys]
+    if not any(matches):
+        raise AuthenticationError("Incorrect API key provided.")

@@ -1,0 +1,74 @@
+"""`wsgi-router`: serve, check, settings."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from wsgi_router import settings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="wsgi-router", description="A router for SGLang workers.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve with gunicorn; further arguments are gunicorn's")
+    serve.add_argument("-c", "--config", type=Path, help="gunicorn's configuration, if not the router's own")
+    commands.add_parser("check", help="load settings and tokenizer, and say what they are")
+    commands.add_parser("settings", help="print the table of settings (Markdown)")
+    commands.add_parser("example", help="print a settings file with all defaults (TOML)")
+    options, rest = parser.parse_known_args(arguments)
+    if rest and options.command != "serve":
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    try:
+        return _run(options, rest)
+    except settings.SettingsError as error:
+        print(f"wsgi-router: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(options: argparse.Namespace, rest: list[str]) -> int:
+    if options.command == "serve":
+        return _serve(options.config, rest)
+    if options.command == "check":
+        return _check()
+    print(settings.markdown_table() if options.command == "settings" else settings.toml_example(), end="")
+    return 0
+
+
+def _serve(config: Path | None, rest: list[str]) -> int:
+    """Becomes gunicorn's master. Returns only if there is no configuration to start with."""
+    settings.load()
+    found = config or _own_configuration()
+    if found is None or not found.is_file():
+        print("wsgi-router: no gunicorn.conf.py here; name one with --config", file=sys.stderr)
+        return 1
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", str(found), *rest])
+
+
+def _own_configuration() -> Path | None:
+    """gunicorn.conf.py in the working directory, else that of the source tree."""
+    for folder in (Path.cwd(), Path(__file__).parent.parent):
+        if (folder / "gunicorn.conf.py").is_file():
+            return folder / "gunicorn.conf.py"
+    return None
+
+
+def _check() -> int:
+    from wsgi_router import native
+
+    configured = settings.load()
+    for name in settings.unknown_variables(os.environ):
+        print(f"warning: {name} sets nothing")
+    for name in settings.FIELDS:
+        value = getattr(configured, name)
+        print(f"{name} = {'(hidden)' if name == 'api_keys' and value else value!r}")
+    tokenizer = native.load_tokenizer(configured)
+    if tokenizer is None:
+        print("no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set", file=sys.stderr)
+        return 1
+    print(f"tokenizer: {tokenizer.info}")
+    return 0

@@ -1,0 +1,429 @@
+"""From a prepared request to its open answer: leases, streams, the wait for the first event, one failover.
+
+    Dispatcher.open ──▶ Generation ◀── wait/take/finish/close ── postprocess
+                           │ one bounded queue
+                           └── a reader (greenlet or thread) for each choice ◀── transport's stream
+
+A choice ends once, whoever comes first: its reader at the RPC's end, `finish`, or `close`. Ending it returns
+its lease; the RPC is cancelled, and Abort sent, only if the worker is not done with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from wsgi_router import runtime
+from wsgi_router.errors import (
+    ClientGone,
+    DrainingError,
+    NoWorkerError,
+    RouterError,
+    UpstreamError,
+    WorkerAbortError,
+    WorkerProtocolError,
+)
+from wsgi_router.settings import Settings
+from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import GenerateJob, MessageStream, RpcFailure, Transport
+from wsgi_router.workers.worker import Lease, Worker
+
+__all__ = ["ENDED", "Dispatcher", "Ended", "GenerateJob", "Generation", "RpcFailure"]
+
+_LOG = logging.getLogger(__name__)
+
+_ATTEMPTS: Final = 2
+_LEAST_PAUSE: Final = 0.01
+_ID_BYTES: Final = 16
+_ID_FIELD: Final = b"\x0a\x20"
+"""Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
+
+
+class Ended:
+    """The RPC of a choice ended with status OK."""
+
+    def __repr__(self) -> str:
+        return "ENDED"
+
+
+ENDED: Final = Ended()
+Ready = tuple[int, bytes | Ended | RpcFailure]
+
+
+class _Choice:
+    """One RPC with its lease."""
+
+    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stream")
+
+    def __init__(
+        self, index: int, request_id: str, lease: Lease, stream: MessageStream, patience: float
+    ) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.lease = lease
+        self.stream: MessageStream | None = stream  # None: the RPC has ended
+        self.last = time.monotonic()
+        self.patience = patience  # longest silence after `last`, in seconds
+        self.ended = False  # for the request; its reader may still wait for the RPC's end
+        self.blocked = False  # its reader waits for room, so silence is not the worker's
+
+    def __repr__(self) -> str:
+        return f"<choice {self.index} {'open' if self.stream else 'ended'} {self.lease!r}>"
+
+
+class _Queue:
+    """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
+    that a Generation that is dropped without `close` can be noticed."""
+
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self.dispatcher = dispatcher
+        self.ready: deque[Ready] = deque()
+        self.wakeup = runtime.wakeup()
+        self.room: deque[runtime.Wakeup] = deque()
+        self.choices: dict[int, _Choice] = {}  # those not ended yet, by index
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def read(self, choice: _Choice, stream: MessageStream) -> None:
+        """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
+        ready, wake, limit = self.ready, self.wakeup.set, self.dispatcher.queue_size
+        index, clock, patience = choice.index, time.monotonic, self.dispatcher.token_timeout
+        end: Ended | RpcFailure = ENDED
+        try:
+            for message in stream:
+                if choice.ended:
+                    continue
+                choice.last = clock()
+                choice.patience = patience
+                ready.append((index, message))
+                wake()
+                if len(ready) >= limit:
+                    self._wait_for_room(choice)
+        except RpcFailure as failure:
+            end = failure
+        except Exception as error:
+            _LOG.exception("reading from %s failed", choice.lease.worker.url)
+            end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
+        choice.stream = None
+        if self.end(choice, end):
+            self.dispatcher.note_end(choice.lease.worker, end)
+
+    def _wait_for_room(self, choice: _Choice) -> None:
+        """Holds the reader, and by gRPC's flow control the worker, until the consumer has caught up."""
+        room = runtime.wakeup()
+        choice.blocked = True
+        while len(self.ready) >= self.dispatcher.queue_size and not choice.ended:
+            self.room.append(room)
+            if len(self.ready) >= self.dispatcher.queue_size and not choice.ended:
+                room.wait()
+        choice.last = time.monotonic()
+        choice.blocked = False
+
+    def make_room(self) -> None:
+        """Lets waiting readers look again."""
+        while self.room:
+            try:
+                self.room.popleft().set()
+            except IndexError:  # another thread was faster
+                return
+
+    def start(self, choice: _Choice) -> None:
+        """Adds a choice and starts its reader; ends it at once if the request was closed meanwhile."""
+        with self._lock:
+            if not self.closed:
+                self.choices[choice.index] = choice
+                stream = choice.stream
+                assert stream is not None
+                runtime.spawn(self.read, choice, stream)
+                return
+        self._drop(choice)
+
+    def end(self, choice: _Choice, last: Ended | RpcFailure | None = None) -> bool:
+        """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
+        with self._lock:
+            if self.choices.get(choice.index) is not choice:
+                return False
+            if last is not None:
+                self.ready.append((choice.index, last))
+            del self.choices[choice.index]
+            choice.ended = True
+        choice.lease.release()
+        if last is not None:
+            self.wakeup.set()
+        if choice.blocked:
+            self.make_room()
+        return True
+
+    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> None:
+        """Ends a choice that the worker still works on."""
+        if self.end(choice, last):
+            self._drop(choice)
+
+    def expire(self, now: float) -> float:
+        """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
+        pause = math.inf
+        for choice in list(self.choices.values()):
+            left = choice.last + choice.patience - now
+            if left <= 0 and not choice.blocked:
+                silence = f"nothing came for {choice.patience:g} seconds"
+                self.cancel(choice, RpcFailure("DEADLINE_EXCEEDED", silence))
+            pause = min(pause, max(left, _LEAST_PAUSE))
+        return pause
+
+    def _drop(self, choice: _Choice) -> None:
+        choice.lease.release()
+        stream = choice.stream
+        if stream is not None:
+            stream.close()
+            self.dispatcher.transport.abort(choice.lease.worker, choice.request_id)
+
+    def let_end(self, choice: _Choice) -> None:
+        """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
+        if self.end(choice) and choice.stream is not None:
+            runtime.call_later(self.dispatcher.close_timeout, lambda: _close(choice.stream))
+
+    def close(self) -> None:
+        """Cancels all that is open. Idempotent."""
+        with self._lock:
+            self.closed = True
+        for choice in list(self.choices.values()):
+            self.cancel(choice)
+        self.make_room()
+        self.wakeup.set()
+
+
+def _close(stream: MessageStream | None) -> None:
+    if stream is not None:
+        stream.close()
+
+
+class Generation:
+    """All choices of one request, for one consumer. `close` may be called from anywhere."""
+
+    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None) -> None:
+        self._queue = _Queue(dispatcher)
+        self._client = client
+        self._subscribe()
+
+    @property
+    def closed(self) -> bool:
+        return self._queue.closed
+
+    @property
+    def defer(self) -> Callable[[Callable[[], object]], None]:
+        """Runs a function elsewhere; for finalisers (`runtime.deferrer`)."""
+        return self._queue.dispatcher.defer
+
+    @property
+    def client_gone(self) -> bool:
+        """Whether the client has closed its connection, as far as can be told."""
+        return self._client is not None and self._client.gone
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no choice is open any more and everything was taken."""
+        return not self._queue.choices and not self._queue.ready
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """False if nothing has happened for `timeout` seconds.
+
+        True as soon as something is ready, or nothing can come any more: the client is gone, the drain's
+        moment has come, this is closed or exhausted. A worker's silence beyond its deadline is an RpcFailure
+        that becomes ready.
+        """
+        queue, client = self._queue, self._client
+        if queue.ready:
+            return True
+        now = time.monotonic()
+        end = math.inf if timeout is None else now + timeout
+        while not (queue.closed or self.client_gone or runtime.drain.due()):
+            pause = min(queue.expire(now), end - now)
+            if queue.ready or not queue.choices:
+                return True
+            if pause <= 0:
+                return False
+            if client is not None and client.poll_seconds is not None:
+                client.poll(now)
+                pause = min(pause, client.poll_seconds)
+            queue.wakeup.wait(pause)
+            if queue.ready:
+                return True
+            now = time.monotonic()
+        return True
+
+    def take(self) -> list[Ready]:
+        """All that is ready, in order; empty if nothing is."""
+        queue = self._queue
+        ready = queue.ready
+        taken: list[Ready] = []
+        while ready:
+            taken.append(ready.popleft())
+        if queue.room:
+            queue.make_room()
+        return taken
+
+    def finish(self, choice: int, cancel: bool) -> None:
+        """A choice is done for the client. `cancel`: the worker still works on it and is told to stop."""
+        found = self._queue.choices.get(choice)
+        if found is not None:
+            if cancel:
+                self._queue.cancel(found)
+            else:
+                self._queue.let_end(found)
+
+    def _restart(self) -> None:
+        """Forgets a failed attempt; a queue of its own, so that nothing late of it comes into the answer."""
+        failed, self._queue = self._queue, _Queue(self._queue.dispatcher)
+        self._subscribe()
+        _close_all(failed, None)
+
+    def _subscribe(self) -> None:
+        runtime.drain.subscribe(self._queue.wakeup)
+        if self._client is not None:
+            self._client.subscribe(self._queue.wakeup)
+
+    def close(self) -> None:
+        """Cancels what is open, returns all leases, ends the readers. Idempotent."""
+        _close_all(self._queue, self._client)
+
+    def __del__(self) -> None:
+        if not self._queue.closed:
+            # The server forgot `close`, and a finaliser may run anywhere, so the work is done elsewhere.
+            self._queue.dispatcher.defer(functools.partial(_close_all, self._queue, self._client))
+
+    def __repr__(self) -> str:
+        queue = self._queue
+        state = "closed" if queue.closed else "open"
+        return f"<Generation {state} choices={list(queue.choices.values())!r} ready={len(queue.ready)}>"
+
+
+def _close_all(queue: _Queue, client: runtime.ClientWatch | None) -> None:
+    runtime.drain.unsubscribe(queue.wakeup)
+    if client is not None:
+        client.close()
+    queue.close()
+
+
+class Dispatcher:
+    """Opens generations. One for each process, made after the fork.
+
+    `first_failure` is the native core's: the worker's words, if a first message says that it gave up.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        transport: Transport,
+        settings: Settings,
+        first_failure: Callable[[bytes], str | None],
+    ) -> None:
+        self.pool = pool
+        self.transport = transport
+        self.queue_size = settings.queue_size
+        self.token_timeout = settings.token_timeout
+        self.close_timeout = settings.close_timeout
+        self.defer = runtime.deferrer()
+        self._first_token_timeout = settings.first_token_timeout
+        self._first_failure = first_failure
+
+    def open(self, job: GenerateJob, client: runtime.ClientWatch | None = None) -> Generation:
+        """The open answer to `job`, once the first event of its first choice is there; `client` is closed
+        with it. Raises RouterError if that event is a failure, after one other worker was asked where that
+        may help; ClientGone, DeadlineError, NoWorkerError, DrainingError.
+        """
+        generation = Generation(self, client)
+        try:
+            worker = self._open_first(generation, job)
+            for index in range(1, job.choices):
+                # The prompt is in that worker's prefix cache now.
+                lease = worker.lease() if worker.available() else self.pool.select(job.model, job.hints)
+                self._add(generation, index, lease, job.body, self._first_token_timeout)
+        except RpcFailure as failure:
+            generation.close()
+            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
+        """Takes in how an RPC that nobody here has cancelled came to its end."""
+        if end is ENDED:
+            self.pool.report(worker, Event.CALL_OK)
+        elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
+            self.pool.report(worker, Event.CALL_UNREACHABLE)
+
+    def _open_first(self, generation: Generation, job: GenerateJob) -> Worker:
+        """Opens choice 0, on another worker if the first one fails; returns the worker that answered."""
+        deadline = time.monotonic() + self._first_token_timeout
+        tried: list[Worker] = []
+        error: RouterError | None = None
+        while len(tried) < _ATTEMPTS:
+            try:
+                lease = self.pool.select(job.model, job.hints, exclude=tried)
+            except NoWorkerError:
+                if error is not None:  # the failure says more than that nobody else is there
+                    raise error from None
+                raise
+            error = self._attempt(generation, lease, job, deadline - time.monotonic())
+            if error is None:
+                return lease.worker
+            tried.append(lease.worker)
+            if not error.failover:
+                break
+            _LOG.info("%s failed before its first event: %s", lease.worker.url, error)
+        assert error is not None
+        raise error
+
+    def _attempt(
+        self, generation: Generation, lease: Lease, job: GenerateJob, patience: float
+    ) -> RouterError | None:
+        """Opens choice 0 on a worker and waits for its first event; returns the error if that is one."""
+        try:
+            self._add(generation, 0, lease, job.body, patience)
+        except RpcFailure as failure:
+            return UpstreamError.from_grpc(failure.code, failure.details)
+        queue = generation._queue
+        while not queue.ready:
+            generation.wait()
+            if generation.client_gone or generation.closed:
+                raise ClientGone
+            if not queue.ready and runtime.drain.due():
+                raise DrainingError
+        error = self._error_of(queue.ready[0][1])
+        if error is not None:
+            generation.finish(0, cancel=False)
+            generation._restart()
+        return error
+
+    def _error_of(self, first: bytes | Ended | RpcFailure) -> RouterError | None:
+        if isinstance(first, RpcFailure):
+            return UpstreamError.from_grpc(first.code, first.details)
+        if isinstance(first, Ended):
+            return WorkerProtocolError("The worker ended the request without an answer.")
+        message = self._first_failure(first)
+        return None if message is None else WorkerAbortError(message)
+
+    def _add(self, generation: Generation, index: int, lease: Lease, body: bytes, patience: float) -> None:
+        """Starts an RPC and its reader; the lease is the generation's from here on."""
+        request_id = secrets.token_hex(_ID_BYTES)
+        try:
+            request = _ID_FIELD + request_id.encode("ascii") + body
+            stream = self.transport.open_stream(lease.worker, request)
+        except BaseException as error:
+            lease.release()
+            if isinstance(error, RpcFailure):
+                self.note_end(lease.worker, error)
+            raise
+        generation._queue.start(_Choice(index, request_id, lease, stream, patience))
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.pool!r}>"

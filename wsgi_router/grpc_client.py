@@ -1,0 +1,171 @@
+"""The transport on grpcio: one channel a worker, bytes in and bytes out.
+
+Measured rules (grpcio 1.85, gevent 26): each channel with calls holds one thread of gevent's hub pool,
+whatever its number of streams. The option SingleThreadedUnaryStream holds one for each waiting stream, and
+starves everything else; it is not used. Blocking unary calls hold one each, so unary calls are made as
+futures, which ride on their channel's thread. Deadlines are the RPC's own, never a timeout around a call.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+import grpc
+
+from wsgi_router import runtime
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.settings import Settings
+from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+
+_SERVICE: Final = "/sglang.grpc.scheduler.SglangScheduler/"
+_MESSAGE_BYTES: Final = 256 * 2**20
+_ABORTS_AT_ONCE: Final = 64
+_SPARE_UNARY_CALLS: Final = 16
+
+
+@functools.cache
+def _init_gevent() -> None:
+    """Once a process, after patching and before any channel."""
+    import grpc.experimental.gevent
+
+    grpc.experimental.gevent.init_gevent()
+
+
+def _channel_options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", _MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", _MESSAGE_BYTES),
+        ("grpc.keepalive_time_ms", int(settings.keepalive_time * 1000)),
+        ("grpc.keepalive_timeout_ms", int(settings.keepalive_timeout * 1000)),
+        ("grpc.keepalive_permit_without_calls", 0),
+        # A worker that comes back is served within a second or two.
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.min_reconnect_backoff_ms", 5000),  # how long one attempt to connect may take
+        ("grpc.use_local_subchannel_pool", 1),  # `forget` really drops the connection
+        ("grpc.enable_retries", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+class _Connection:
+    """A channel with its callables; whoever holds it keeps the channel alive."""
+
+    def __init__(self, address: str, options: list[tuple[str, int]]) -> None:
+        self.channel = grpc.insecure_channel(address, options=options)
+        self.generate = self.channel.unary_stream(_SERVICE + "Generate")
+        self._unary: dict[str, Any] = {}
+
+    def unary(self, method: str) -> Any:
+        call = self._unary.get(method)
+        if call is None:
+            call = self._unary[method] = self.channel.unary_unary(_SERVICE + method)
+        return call
+
+
+class GrpcStream:
+    """A Generate RPC; see `transport.MessageStream`."""
+
+    def __init__(self, call: Any, connection: _Connection) -> None:
+        self._call = call
+        self._connection = connection
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._call
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    def __repr__(self) -> str:
+        return f"<GrpcStream {'open' if self._call.is_active() else 'ended'}>"
+
+
+class GrpcTransport:
+    """See `transport.Transport`. To be made after the fork; under gevent, after patching."""
+
+    def __init__(self, settings: Settings) -> None:
+        if runtime.patched():
+            _init_gevent()
+        runtime.init_process(len(settings.workers))
+        self._options = _channel_options(settings)
+        self._abort_timeout = settings.abort_timeout
+        self._connections: dict[str, _Connection] = {}
+        self._lock = threading.Lock()
+        bound = _SPARE_UNARY_CALLS + 2 * len(settings.workers)
+        self._unary_slots = threading.BoundedSemaphore(bound)
+        self._aborts: set[Any] = set()
+
+    def open_stream(self, worker: Worker, request: bytes) -> GrpcStream:
+        connection = self._connection(worker)
+        try:
+            return GrpcStream(connection.generate(request, wait_for_ready=False), connection)
+        except ValueError as error:  # the channel was closed in between
+            raise RpcFailure("UNAVAILABLE", str(error)) from None
+
+    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        if not self._unary_slots.acquire(timeout=timeout):
+            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
+        try:
+            connection = self._connection(worker)
+            answer: bytes = connection.unary(method).future(request, timeout=timeout).result()
+            return answer
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        except grpc.FutureCancelledError:
+            raise RpcFailure("CANCELLED", "the connection was dropped") from None
+        except ValueError as error:
+            raise RpcFailure("UNAVAILABLE", str(error)) from None
+        finally:
+            self._unary_slots.release()
+
+    def abort(self, worker: Worker, request_id: str) -> None:
+        if len(self._aborts) >= _ABORTS_AT_ONCE:
+            _LOG.debug("abort of %s left out: %d are under way", request_id, len(self._aborts))
+            return
+        request = pb.AbortRequest(request_id=request_id, reason="client gone").SerializeToString()
+        try:
+            call = self._connection(worker).unary("Abort").future(request, timeout=self._abort_timeout)
+        except ValueError:  # the channel was closed in between
+            return
+        self._aborts.add(call)
+        call.add_done_callback(self._aborts.discard)
+
+    def forget(self, worker: Worker) -> None:
+        with self._lock:
+            connection = self._connections.pop(worker.address, None)
+        if connection is not None:
+            connection.channel.close()
+
+    def close(self) -> None:
+        with self._lock:
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.channel.close()
+
+    def _connection(self, worker: Worker) -> _Connection:
+        connection = self._connections.get(worker.address)
+        if connection is None:
+            with self._lock:
+                connection = self._connections.get(worker.address)
+                if connection is None:
+                    connection = _Connection(worker.address, self._options)
+                    self._connections[worker.address] = connection
+        return connection
+
+    def __repr__(self) -> str:
+        return f"<GrpcTransport connections={len(self._connections)} aborts={len(self._aborts)}>"
+
+
+def _failure(error: Any) -> RpcFailure:
+    return RpcFailure(error.code().name, error.details() or "")

@@ -1,0 +1,178 @@
+"""From a request's ``Sampling`` to a plan the slots can run; what cannot be done is refused by its field."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from wsgi_router.worker_api.engine import GenerationRequest, Sampling, invalid
+
+from .gbnf import parse_gbnf
+from .grammar import GrammarError, Ranges, compile_rules
+from .json_schema import schema_grammar
+from .llama import Llama
+from .regex import regex_rules
+
+# llama.cpp takes this one value as "choose for me".
+_RANDOM_SEED = 2**32 - 1
+_SAMPLE_STRIDE = 1_000_003
+# Far beyond any logit, yet finite after division by the smallest temperature.
+_MAX_BIAS = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to sample one request: ``limit`` new tokens at most, ``stops`` end it, ``silent`` while too few.
+
+    ``stops`` holds the client's ids and, unless ignored, the model's. ``minimum`` tokens come before any
+    of ``stops`` or the model's ends may.
+    """
+
+    sampling: Sampling
+    seed: int
+    grammar: str | None
+    limit: int
+    stops: frozenset[int]
+    withheld: frozenset[int]
+    minimum: int
+
+    def sampler(self, llama: Llama, generated: list[int]) -> Any:
+        """A sampler that stands after ``generated``: made anew when the minimum has been reached."""
+        given = self.sampling
+        bias = dict(given.logit_bias)
+        if self.grammar is not None:
+            # Their names would pass for text in the grammar; the ends are its own business.
+            bias |= dict.fromkeys(set(llama.control_ids) - set(llama.eos_ids), -math.inf)
+        if len(generated) < self.minimum:
+            bias |= dict.fromkeys(self.withheld, -math.inf)
+        made = llama.sampler(
+            seed=(self.seed + len(generated)) % _RANDOM_SEED,
+            temperature=given.temperature,
+            top_k=given.top_k,
+            top_p=given.top_p,
+            min_p=given.min_p,
+            penalties=(given.repetition_penalty, given.frequency_penalty, given.presence_penalty),
+            bias=bias,
+            grammar=self.grammar,
+        )
+        for token in generated:
+            made.accept(token)
+        return made
+
+
+def plan(request: GenerationRequest, llama: Llama) -> Plan:
+    """Check a request and plan it. EngineError(INVALID_ARGUMENT) names the field that cannot be served."""
+    _check_request(request, llama)
+    sampling = request.sampling
+    _check_ranges(sampling, llama.vocab_size)
+    room = llama.context_length - len(request.input_ids)
+    limit = room if sampling.max_new_tokens is None else sampling.max_new_tokens
+    if limit > room:
+        raise invalid(
+            f"max_new_tokens: {len(request.input_ids)} prompt tokens and {limit} new ones exceed the context "
+            f"of {llama.context_length}"
+        )
+    if sampling.min_new_tokens > limit:
+        raise invalid(f"min_new_tokens: {sampling.min_new_tokens} is more than max_new_tokens {limit}")
+    grammar = _grammar(sampling, llama.unspellable)
+    if grammar is not None and (sampling.ignore_eos or sampling.min_new_tokens):
+        field = "ignore_eos" if sampling.ignore_eos else "min_new_tokens"
+        raise invalid(f"{field}: cannot be combined with a constraint, whose end is the answer's end")
+    withheld = frozenset(llama.eos_ids) | {t for t in sampling.stop_token_ids if t < llama.vocab_size}
+    if len(withheld) >= llama.vocab_size:
+        raise invalid("stop_token_ids: no other token is left")
+    ends = frozenset() if sampling.ignore_eos else frozenset(llama.eos_ids)
+    return Plan(
+        sampling=sampling,
+        seed=_seed(sampling, request.index),
+        grammar=grammar,
+        limit=limit,
+        stops=sampling.stop_token_ids | ends,
+        withheld=withheld,
+        minimum=sampling.min_new_tokens,
+    )
+
+
+def _check_request(request: GenerationRequest, llama: Llama) -> None:
+    ids = request.input_ids
+    if not ids:
+        raise invalid("tokenized.input_ids: at least one token is needed")
+    if any(not 0 <= token < llama.vocab_size for token in (*ids, *request.token_ids_logprob)):
+        raise invalid(f"a token id is outside the vocabulary of {llama.vocab_size}")
+    if len(ids) >= llama.context_length:
+        raise invalid(
+            f"tokenized.input_ids: {len(ids)} tokens leave no room in the context of {llama.context_length}"
+        )
+    if request.disaggregated is not None:
+        raise invalid("disaggregated_params: this worker does prefill and decode itself")
+    if request.lora_id:
+        raise invalid("lora_id: this worker has no adapters")
+    if request.data_parallel_rank:
+        raise invalid("data_parallel_rank: this worker has rank 0 only")
+    if request.top_logprobs_num < 0 or request.top_logprobs_num > llama.vocab_size:
+        raise invalid("top_logprobs_num: out of range")
+    if request.logprob_start_len < -1 or request.logprob_start_len > len(ids):
+        raise invalid("logprob_start_len: has to be -1, or within the prompt")
+
+
+def _check_ranges(sampling: Sampling, vocab_size: int) -> None:
+    numbers = {
+        "temperature": (sampling.temperature, 0.0, math.inf),
+        "min_p": (sampling.min_p, 0.0, 1.0),
+        "frequency_penalty": (sampling.frequency_penalty, -2.0, 2.0),
+        "presence_penalty": (sampling.presence_penalty, -2.0, 2.0),
+    }
+    for name, (value, low, high) in numbers.items():
+        if not math.isfinite(value) or not low <= value <= high:
+            raise invalid(f"{name}: {value} is not between {low} and {high}")
+    if not 0.0 < sampling.top_p <= 1.0:
+        raise invalid(f"top_p: {sampling.top_p} is not in (0, 1]")
+    if not 0.0 < sampling.repetition_penalty <= 2.0:
+        raise invalid(f"repetition_penalty: {sampling.repetition_penalty} is not in (0, 2]")
+    if sampling.top_k != -1 and sampling.top_k < 1:
+        raise invalid(f"top_k: {sampling.top_k} is neither -1 nor at least 1")
+    if sampling.stop:
+        raise invalid("stop: this worker has no tokenizer to match stop strings with; send stop_token_ids")
+    if sampling.structural_tag is not None:
+        raise invalid("structural_tag: not supported by this worker")
+    if sampling.stream_interval is not None and sampling.stream_interval < 1:
+        raise invalid("stream_interval: has to be at least 1")
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < vocab_size or not abs(bias) <= _MAX_BIAS:
+            raise invalid(
+                f"logit_bias: {token}: {bias}: a token of the vocabulary, at most {_MAX_BIAS} either way"
+            )
+
+
+def _seed(sampling: Sampling, index: int) -> int:
+    for name in sampling.custom_params:
+        if name != "seed":
+            raise invalid(f"custom_params.{name}: not known to this worker")
+    seed = sampling.custom_params.get("seed")
+    if seed is None:
+        return secrets.randbelow(_RANDOM_SEED)
+    if isinstance(seed, bool) or not isinstance(seed, int | float) or seed != int(seed):
+        raise invalid("custom_params.seed: has to be a whole number")
+    # The samples of one request differ, and differ the same way each time.
+    return (int(seed) + index * _SAMPLE_STRIDE) % _RANDOM_SEED
+
+
+def _grammar(sampling: Sampling, holes: Ranges) -> str | None:
+    for field in ("regex", "json_schema", "ebnf_grammar"):
+        text = getattr(sampling, field)
+        if text is not None:
+            try:
+                return _compiled(field, text, holes)
+            except GrammarError as error:
+                raise invalid(f"{field}: {error}") from error
+    return None
+
+
+@lru_cache(maxsize=64)
+def _compiled(field: str, text: str, holes: Ranges) -> str:
+    if field == "regex":
+        return compile_rules(regex_rules(text), holes)
+    return compile_rules(parse_gbnf(schema_grammar(text) if field == "json_schema" else text), holes)

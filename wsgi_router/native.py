@@ -1,0 +1,150 @@
+"""The native core, as the rest of the router sees it: alone imports the extension.
+
+`Stream` is the extension's own class, as it is called for every token; its errors are `NativeError`, which
+`router_error` turns into one of ours.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Final
+
+from wsgi_router import _core, runtime
+from wsgi_router._core import (
+    ALL_DONE,
+    CANCEL,
+    CHOICE_DONE,
+    FAILED,
+    ITL_BOUNDS,
+    OUTPUT,
+    NativeError,
+    Prepared,
+    Stream,
+    Tokenizer,
+    first_failure,
+    live_handles,
+)
+from wsgi_router.errors import (
+    ContextLengthError,
+    InternalError,
+    InvalidRequestError,
+    RouterError,
+    WorkerProtocolError,
+)
+from wsgi_router.settings import Settings, SettingsError
+
+__all__ = [
+    "ALL_DONE",
+    "CANCEL",
+    "CHOICE_DONE",
+    "FAILED",
+    "ITL_BOUNDS",
+    "OUTPUT",
+    "NativeError",
+    "Prepared",
+    "Stream",
+    "Tokenizer",
+    "first_failure",
+    "forget_preloaded",
+    "live_handles",
+    "load_tokenizer",
+    "new_stream",
+    "preload_tokenizer",
+    "prepare",
+    "router_error",
+]
+
+_LOG = logging.getLogger(__name__)
+
+# Codes of _native/core/src/error.rs.
+_INVALID_REQUEST: Final = 1
+_CONTEXT_LENGTH: Final = 2
+_TEMPLATE: Final = 3
+_FUEL: Final = 4
+_WORKER: Final = 6
+
+_INLINE_FUEL: Final = 50_000
+"""Template steps of a few milliseconds at most; a longer rendering goes to the pool, with the full fuel."""
+_SLOW_BACKEND: Final = "tokenizers-0.23"
+_SLOW_INLINE_BYTES: Final = 4 * 1024
+
+
+def router_error(error: NativeError) -> RouterError:
+    """What an error of the core is to the client."""
+    param = error.param or None
+    if error.code == _INVALID_REQUEST:
+        return InvalidRequestError(error.message, param=param)
+    if error.code == _CONTEXT_LENGTH:
+        return ContextLengthError(error.message, param=param or "messages")
+    if error.code == _TEMPLATE:
+        return InvalidRequestError(error.message, param=param or "messages", code="chat_template_error")
+    if error.code == _FUEL:
+        return InvalidRequestError(error.message, param=param or "messages", code="chat_template_limit")
+    if error.code == _WORKER:
+        return WorkerProtocolError(error.message)
+    _LOG.error("the native core failed: %s", error.message)
+    return InternalError()
+
+
+_preloaded: dict[tuple[str, str], Tokenizer] = {}
+
+
+def preload_tokenizer(settings: Settings) -> None:
+    """Loads the tokenizer before a fork, so that the processes share its pages. Starts no thread."""
+    _preloaded.clear()
+    tokenizer = load_tokenizer(settings)
+    if tokenizer is not None:
+        _preloaded[settings.tokenizer_path, settings.chat_template] = tokenizer
+
+
+def forget_preloaded() -> None:
+    """Processes forked from now on load the files themselves."""
+    _preloaded.clear()
+
+
+def load_tokenizer(settings: Settings) -> Tokenizer | None:
+    """The tokenizer that the settings name, None if they name none. Raises SettingsError."""
+    if not settings.tokenizer_path:
+        return None
+    shared = _preloaded.get((settings.tokenizer_path, settings.chat_template))
+    if shared is not None:
+        return shared
+    template = _read_template(settings.chat_template) if settings.chat_template else None
+    try:
+        return Tokenizer(settings.tokenizer_path, template)
+    except NativeError as error:
+        raise SettingsError(f"TOKENIZER_PATH: {' '.join(error.message.split())}") from None
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except OSError as error:
+        raise SettingsError(f"CHAT_TEMPLATE: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise SettingsError(f"CHAT_TEMPLATE: {path} is not UTF-8") from None
+
+
+def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int) -> Prepared:
+    """Template, token ids and request of a job; jobs beyond `inline_bytes` do not hold up other requests."""
+    if tokenizer.info.get("backend") == _SLOW_BACKEND:
+        inline_bytes = min(inline_bytes, _SLOW_INLINE_BYTES)
+    try:
+        if len(job) <= inline_bytes:
+            try:
+                return tokenizer.prepare(job, _INLINE_FUEL)
+            except NativeError as error:
+                if error.code != _FUEL:
+                    raise
+        return runtime.call_in_pool(tokenizer.prepare, job)
+    except NativeError as error:
+        raise router_error(error) from None
+
+
+def new_stream(tokenizer: Tokenizer, options: bytes) -> Stream:
+    """The answer's state machine. `options`: JSON, see preprocess."""
+    try:
+        return _core.Stream(tokenizer, options)
+    except NativeError as error:
+        raise router_error(error) from None

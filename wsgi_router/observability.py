@@ -1,0 +1,229 @@
+"""Logs and metrics: one line and one set of counts a request, at its end.
+
+Under gunicorn each process writes its values into files of a directory that PROMETHEUS_MULTIPROC_DIR names
+(gunicorn.conf.py makes and clears it), and /metrics adds them up. Elsewhere they are kept in memory.
+Labels take only values that a client cannot choose: routes, statuses, workers' addresses.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import re
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+LOGGER: Final = logging.getLogger("wsgi_router")
+MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
+
+COMPLETE: Final = "complete"
+REFUSED: Final = "refused"
+FAILED: Final = "failed"
+CANCELLED: Final = "cancelled"
+
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
+"""Routes that machines ask every few seconds."""
+
+_ID: Final = re.compile(r"[!-~]{1,128}")
+
+
+def configure_logging(level: str) -> None:
+    """Logs of the router go to standard error from `level` up. Idempotent."""
+    if not LOGGER.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(asctime)s [%(process)d] [%(levelname)s] %(message)s"))
+        LOGGER.addHandler(handler)
+        LOGGER.propagate = False
+    LOGGER.setLevel(level.upper())
+
+
+def request_id(sent: str | None) -> str:
+    """The client's id of a request if it is 1 to 128 visible ASCII characters, else a new one."""
+    if sent is not None and _ID.fullmatch(sent):
+        return sent
+    return "req_" + secrets.token_hex(16)
+
+
+def printable(text: str, limit: int) -> str:
+    """`text` in printable ASCII, for headers and logs: all else becomes a question mark."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text[:limit])
+
+
+class Metrics:
+    """All metrics of the router. Made once a process, by `metrics()`."""
+
+    def __init__(self, token_bounds: Sequence[float]) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        common: Any = {"namespace": "wsgi_router", "registry": self.registry}
+        self.requests = Counter("requests", "Requests answered.", ["route", "status"], **common)
+        self.in_flight = Gauge(
+            "requests_in_flight",
+            "Requests being answered, but for health checks and this one.",
+            multiprocess_mode="livesum",
+            **common,
+        )
+        self.duration = Histogram(
+            "request_duration_seconds",
+            "Time from a request's headers to its answer's end.",
+            ["route"],
+            buckets=_SECONDS,
+            **common,
+        )
+        self.first_token = Histogram(
+            "time_to_first_token_seconds",
+            "Time from a request's headers to the worker's first event.",
+            buckets=_SECONDS,
+            **common,
+        )
+        self.inter_token = Histogram(
+            "inter_token_seconds", "Time between two tokens of a choice.", buckets=token_bounds, **common
+        )
+        self.tokens = Counter(
+            "tokens",
+            "Tokens, by kind: prompt, cached (of the prompt), completion, reasoning.",
+            ["kind"],
+            **common,
+        )
+        self.retries = Counter("retries", "Requests that went to a second worker.", **common)
+        self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
+        self.worker_up = Gauge(
+            "worker_up", "1 if a worker answers.", ["worker"], multiprocess_mode="livemin", **common
+        )
+        self.worker_in_flight = Gauge(
+            "worker_requests_in_flight",
+            "Requests that a worker has in hand.",
+            ["worker"],
+            multiprocess_mode="livesum",
+            **common,
+        )
+
+    def observe_inter_token(self, buckets: Sequence[int], seconds: float) -> None:
+        """Adds counts by bucket (one more than the bounds) whose times add up to `seconds`."""
+        # prometheus_client has no call that adds many observations at once.
+        for bucket, count in zip(self.inter_token._buckets, buckets, strict=True):
+            if count:
+                bucket.inc(count)
+        self.inter_token._sum.inc(seconds)
+
+    def set_workers(self, stats: Mapping[str, Sequence[int]]) -> None:
+        """Takes in each worker's (1 if up else 0, requests in flight) as this process sees it."""
+        for url, (up, in_flight) in stats.items():
+            self.worker_up.labels(url).set(up)
+            self.worker_in_flight.labels(url).set(in_flight)
+
+    def render(self) -> tuple[bytes, str]:
+        """(text, content type) of /metrics, over all processes."""
+        from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        registry = self.registry
+        if os.environ.get(MULTIPROCESS_VARIABLE):
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+_token_bounds: Sequence[float] = ()
+
+
+def set_token_bounds(bounds: Sequence[float]) -> None:
+    """Bounds of the native core's buckets of inter-token time. Before `metrics` is first called."""
+    global _token_bounds
+    _token_bounds = tuple(bounds)
+
+
+@functools.cache
+def metrics() -> Metrics:
+    """The metrics of this process."""
+    return Metrics(_token_bounds)
+
+
+class RequestRecord:
+    """What becomes of one request: counted in flight when made, and logged and counted once, by `finish`."""
+
+    def __init__(self, method: str, route: str, request_id: str) -> None:
+        self.method = method
+        self.route = route
+        self.request_id = request_id
+        self.status = 200
+        self.deferred = False
+        """True once a stream has taken over; it calls `finish` itself."""
+        self.outcome = COMPLETE
+        self.stats: Mapping[str, Any] = {}
+        self.model = ""
+        self._label = ""
+        self._started = time.monotonic()
+        self._first_token: float | None = None
+        self._finished = False
+        self._lock = threading.Lock()
+        self._is_probe = route in _PROBES
+        if not self._is_probe:
+            metrics().in_flight.inc()
+
+    def label(self, text: str | None) -> None:
+        """A label that the client gave the request, for the log."""
+        self._label = printable(text, 64).replace(" ", "_") if text else ""
+
+    def first_token(self) -> None:
+        """The worker's first event is there."""
+        if self._first_token is None:
+            self._first_token = time.monotonic() - self._started
+            metrics().first_token.observe(self._first_token)
+
+    def answered(self, stats: Mapping[str, Any], outcome: str) -> None:
+        """The answer's generation has ended: with the view, or later for a stream that has taken over."""
+        self.stats, self.outcome = stats, outcome
+        if self.deferred:
+            self.finish()
+
+    def finish(self) -> None:
+        """The request is over. Idempotent."""
+        with self._lock:
+            if self._finished:
+                return
+            self._finished = True
+        elapsed = time.monotonic() - self._started
+        self._count(elapsed)
+        level = logging.DEBUG if self._is_probe else logging.INFO
+        if LOGGER.isEnabledFor(level):
+            LOGGER.log(level, "%s", self._line(elapsed))
+
+    def _count(self, elapsed: float) -> None:
+        values, stats = metrics(), self.stats
+        if not self._is_probe:
+            values.in_flight.dec()
+        values.requests.labels(self.route, str(self.status)).inc()
+        values.duration.labels(self.route).observe(elapsed)
+        if self.outcome == CANCELLED:
+            values.cancellations.inc()
+        for kind in ("prompt", "cached", "completion", "reasoning"):
+            if count := stats.get(f"{kind}_tokens", 0):
+                values.tokens.labels(kind).inc(count)
+        if stats.get("itl_count"):
+            values.observe_inter_token(stats["itl_buckets"], stats["itl_sum"])
+
+    def _line(self, elapsed: float) -> str:
+        words = [self.method, self.route, str(self.status), self.outcome, f"{elapsed:.3f}s"]
+        words.append(f"id={self.request_id}")
+        if self._label:
+            words.append(f"rid={self._label}")
+        if self.model:
+            words.append(f"model={printable(self.model, 128)}")
+        if self._first_token is not None:
+            words.append(f"ttft={self._first_token:.3f}s")
+        if stats := self.stats:
+            words.append(f"prompt={stats['prompt_tokens']} completion={stats['completion_tokens']}")
+            words.append(f"finish={','.join(stats['finish_reasons']) or '-'}")
+        return " ".join(words)
+
+    def __repr__(self) -> str:
+        state = "finished" if self._finished else "open"
+        return f"<RequestRecord {self.method} {self.route} {self.status} {state}>"

@@ -1,0 +1,242 @@
+"""From an open generation to the client's bytes: server-sent events, or one JSON object.
+
+For each message of a worker there is one native call, for each batch of what is ready one yield. Nothing here
+is bound to a request's context, so an answer may be dropped anywhere.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any, Final, Protocol
+
+from wsgi_router import runtime
+from wsgi_router.dispatch import ENDED, Ended, Generation
+from wsgi_router.errors import (
+    ClientGone,
+    DrainingError,
+    InternalError,
+    RouterError,
+    UpstreamError,
+    WorkerAbortError,
+    WorkerProtocolError,
+)
+from wsgi_router.native import ALL_DONE, CANCEL, CHOICE_DONE, FAILED, NativeError, router_error
+from wsgi_router.settings import Settings
+from wsgi_router.workers.transport import RpcFailure
+
+_LOG = logging.getLogger(__name__)
+
+PING: Final = b": ping\n\n"
+
+COMPLETE: Final = "complete"
+FAILED_OUTCOME: Final = "failed"
+CANCELLED: Final = "cancelled"
+DRAINED: Final = "drained"
+
+_SPECIAL: Final = CHOICE_DONE | CANCEL | ALL_DONE | FAILED
+
+OnEnd = Callable[[dict[str, Any], str], None]
+"""Called once at the end with the native counters and one of the four outcomes."""
+
+
+class AnswerStream(Protocol):
+    """What is used of the native core's Stream."""
+
+    def feed(self, choice: int, message: bytes, /) -> int: ...
+    def end(self, choice: int, /) -> int: ...
+    def fail(self, error: bytes, /) -> None: ...
+    def take(self) -> bytes: ...
+    def result(self) -> bytes: ...
+    def failure(self) -> str | None: ...
+    def stats(self) -> dict[str, Any]: ...
+
+
+class _Answer:
+    """A generation being turned into an answer; its end is told once."""
+
+    def __init__(self, generation: Generation, stream: AnswerStream, on_end: OnEnd) -> None:
+        self.generation = generation
+        self.stream = stream
+        self.done = False
+        self._on_end: OnEnd | None = on_end
+
+    def feed(self) -> None:
+        """Feeds all that is ready. Sets `done` at the answer's end; raises RouterError if it fails.
+
+        Called after `wait` has returned True, so an empty batch has a reason, which is an error too.
+        """
+        generation, stream = self.generation, self.stream
+        taken = generation.take()
+        for choice, item in taken:
+            if type(item) is bytes:
+                flags = stream.feed(choice, item)
+            elif item is ENDED:
+                flags = stream.end(choice)
+            else:
+                raise _upstream_error(item)
+            if flags & _SPECIAL:
+                self._act_on(choice, flags)
+                if self.done:
+                    return
+        if not taken or runtime.drain.begun:
+            self._check_on_life()
+
+    def _act_on(self, choice: int, flags: int) -> None:
+        if flags & FAILED:
+            message = self.stream.failure()
+            raise WorkerAbortError(message) if message is not None else WorkerProtocolError(_UNFINISHED)
+        if flags & (CHOICE_DONE | CANCEL):
+            self.generation.finish(choice, cancel=bool(flags & CANCEL))
+        if flags & ALL_DONE:
+            self.done = True
+
+    def _check_on_life(self) -> None:
+        """Raises the reason if nothing more is to come."""
+        generation = self.generation
+        if generation.closed or generation.client_gone:
+            raise ClientGone
+        if runtime.drain.due():
+            raise DrainingError
+        if generation.exhausted:
+            raise WorkerProtocolError(_UNFINISHED)
+
+    @property
+    def ended(self) -> bool:
+        return self._on_end is None
+
+    def end(self, outcome: str) -> None:
+        """Closes the generation and tells the outcome, the first time it is called."""
+        on_end, self._on_end = self._on_end, None
+        if on_end is None:
+            return
+        self.done = True
+        self.generation.close()
+        try:
+            on_end(self.stream.stats(), outcome)
+        except Exception:
+            _LOG.exception("telling an answer's end failed")
+
+    def end_by(self, error: RouterError) -> None:
+        """Ends as `error` says."""
+        drained = isinstance(error, DrainingError)
+        cancelled = isinstance(error, ClientGone)
+        self.end(DRAINED if drained else CANCELLED if cancelled else FAILED_OUTCOME)
+
+
+_UNFINISHED: Final = "The worker's stream ended without a last message."
+
+
+def _upstream_error(item: Ended | RpcFailure | bytes) -> RouterError:
+    assert isinstance(item, RpcFailure)
+    return UpstreamError.from_grpc(item.code, item.details)
+
+
+def _as_router_error(error: Exception) -> RouterError:
+    if isinstance(error, RouterError):
+        return error
+    if isinstance(error, NativeError):
+        return router_error(error)
+    _LOG.error("an answer failed", exc_info=error)
+    return InternalError()
+
+
+class StreamResponse:
+    """A streamed answer as a WSGI iterable. `close` cancels what is open; it may come from anywhere."""
+
+    def __init__(self, answer: _Answer, head: bytes, ping_interval: float) -> None:
+        self._answer = answer
+        self._defer = answer.generation.defer
+        self._events = _events(answer, head, ping_interval)
+
+    def __iter__(self) -> StreamResponse:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._answer.end(CANCELLED)
+
+    def __del__(self) -> None:
+        # A server may forget `close`; a finaliser may run anywhere, so the work is done elsewhere.
+        if not self._answer.ended:
+            self._defer(functools.partial(self._answer.end, CANCELLED))
+
+    def __repr__(self) -> str:
+        return f"<StreamResponse {'ended' if self._answer.ended else 'open'} {self._answer.generation!r}>"
+
+
+def stream_response(
+    generation: Generation, stream: AnswerStream, settings: Settings, on_end: OnEnd
+) -> StreamResponse:
+    """The answer as server-sent events. Takes `generation` over.
+
+    The first batch is fed here: a failure before the first byte raises RouterError, so that it can still
+    become a status. Later failures are an error event and [DONE].
+    """
+    answer = _Answer(generation, stream, on_end)
+    try:
+        head = b""
+        while not head and not answer.done:
+            generation.wait()
+            answer.feed()
+            head = stream.take()
+    except Exception as error:
+        raise _failed(answer, error) from None
+    except BaseException:
+        answer.end(CANCELLED)
+        raise
+    return StreamResponse(answer, head, settings.ping_interval)
+
+
+def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[bytes]:
+    """Yields what is ready as one piece each time. Ends the answer when it is done, however that is."""
+    generation, stream = answer.generation, answer.stream
+    wait, feed, take = generation.wait, answer.feed, stream.take
+    data = head
+    try:
+        while not answer.done:
+            if data:
+                yield data
+            if wait(ping_interval):
+                feed()
+                data = take()
+            else:
+                data = PING
+    except ClientGone:
+        answer.end(CANCELLED)
+        return
+    except Exception as error:
+        reason = _as_router_error(error)
+        stream.fail(reason.body())
+        data = stream.take()
+        answer.end_by(reason)
+    else:
+        answer.end(COMPLETE)
+    if data:
+        yield data
+
+
+def aggregate(generation: Generation, stream: AnswerStream, on_end: OnEnd) -> bytes:
+    """The whole answer as one JSON object. Takes `generation` over. Raises RouterError."""
+    answer = _Answer(generation, stream, on_end)
+    try:
+        while not answer.done:
+            generation.wait()
+            answer.feed()
+        result = stream.result()
+    except Exception as error:
+        raise _failed(answer, error) from None
+    except BaseException:
+        answer.end(CANCELLED)
+        raise
+    answer.end(COMPLETE)
+    return result
+
+
+def _failed(answer: _Answer, error: Exception) -> RouterError:
+    reason = _as_router_error(error)
+    answer.end_by(reason)
+    return reason

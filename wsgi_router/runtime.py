@@ -1,0 +1,432 @@
+"""Greenlets or threads: the few primitives the router waits with, the same under both.
+
+Under gevent (the standard library is patched) everything runs in one thread's hub, and a wake-up is one
+switch. Without gevent the same names stand for threads. Nothing is started on import; `init_process` is
+called once in each process, after the fork.
+"""
+
+from __future__ import annotations
+
+import _socket
+import contextlib
+import functools
+import heapq
+import itertools
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, TypeVar
+
+_LOG = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+TICK_SECONDS: Final = 0.5
+"""Grain of long waits under gevent: one greenlet a process looks after them, so that none needs a timer."""
+
+_LONG_WAIT_SECONDS: Final = 4 * TICK_SECONDS
+_POLL_SECONDS: Final = 0.5
+_POOL_THREADS: Final = 2
+_SPARE_HUB_THREADS: Final = 16
+
+
+@functools.cache
+def patched() -> bool:
+    """Whether gevent has patched the standard library, so that sockets and locks yield to other greenlets."""
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey is not None and bool(monkey.is_module_patched("threading"))
+
+
+def spawn(function: Callable[..., object], *args: Any) -> None:
+    """Runs `function(*args)` beside the caller: a greenlet, or a daemon thread."""
+    if patched():
+        import gevent
+
+        gevent.spawn(function, *args)
+    else:
+        threading.Thread(target=function, args=args, daemon=True).start()
+
+
+def deferrer() -> Callable[[Callable[[], object]], None]:
+    """A `spawn` for finalisers: it may be called at any moment, from any thread.
+
+    Under gevent the greenlets run in the hub of whoever has called `deferrer`.
+    """
+    if not patched():
+        return spawn
+    import gevent
+
+    loop = gevent.get_hub().loop
+    return lambda function: loop.run_callback_threadsafe(gevent.spawn, function)
+
+
+def call_later(seconds: float, function: Callable[[], object]) -> None:
+    """Runs `function()` once, `seconds` from now, unless the process ends before. It must not block."""
+    _timers().add(seconds, function)
+
+
+class _Timers:
+    """Short functions to run later; one greenlet or thread for all of them, alive while there are any."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._count = itertools.count()
+        self._lock = threading.Lock()
+        self._wakeup = wakeup()
+        self._running = False
+
+    def add(self, seconds: float, function: Callable[[], object]) -> None:
+        with self._lock:
+            entry = (time.monotonic() + seconds, next(self._count), function)
+            heapq.heappush(self._heap, entry)
+            start, self._running = not self._running, True
+        if start:
+            spawn(self._run)
+        elif self._heap[0] is entry:
+            self._wakeup.set()
+
+    def _run(self) -> None:
+        while (pause := self._run_due()) is not None:
+            self._wakeup.wait(pause)
+
+    def _run_due(self) -> float | None:
+        """Runs what is due; returns the seconds until the next one, None if there is none."""
+        while True:
+            with self._lock:
+                if not self._heap:
+                    self._running = False
+                    return None
+                pause = self._heap[0][0] - time.monotonic()
+                if pause > 0:
+                    return pause
+                function = heapq.heappop(self._heap)[2]
+            try:
+                function()
+            except Exception:
+                _LOG.exception("a timed call failed")
+
+
+@functools.cache
+def _timers() -> _Timers:
+    return _Timers()
+
+
+def call_in_pool(function: Callable[..., _T], *args: Any) -> _T:
+    """`function(*args)` without holding up the other requests, for native calls that release the GIL.
+
+    Under gevent it runs in a small thread pool of its own: the hub's pool carries gRPC and DNS.
+    """
+    if not patched():
+        return function(*args)
+    result, error = _native_pool().apply(_outcome, (function, args))
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def _outcome(function: Callable[..., _T], args: tuple[Any, ...]) -> tuple[_T | None, Exception | None]:
+    """Errors go back as values: the pool prints the traceback of one that is raised in it."""
+    try:
+        return function(*args), None
+    except Exception as error:
+        return None, error
+
+
+@functools.cache
+def _native_pool() -> Any:
+    from gevent.threadpool import ThreadPool
+
+    return ThreadPool(_POOL_THREADS)
+
+
+def init_process(workers: int) -> None:
+    """Sizes gevent's hub pool: every channel with calls holds one of its threads, and DNS needs some too.
+
+    Called after the fork and before the first call. `workers` is the number of workers there may be.
+    """
+    if patched():
+        import gevent
+
+        pool = gevent.get_hub().threadpool
+        pool.maxsize = max(pool.maxsize, _SPARE_HUB_THREADS + 2 * workers)
+
+
+class Wakeup(Protocol):
+    """A flag that one waiter waits for. `wait` takes the flag down again when it returns True."""
+
+    def set(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """True once `set` was called, False after `timeout` seconds.
+
+        Waits of a few seconds and more are ended up to TICK_SECONDS late.
+        """
+
+
+def wakeup() -> Wakeup:
+    """A Wakeup of this process's kind."""
+    return _GreenletWakeup() if patched() else _ThreadWakeup()
+
+
+class _ThreadWakeup:
+    """A lock used as a binary semaphore: any thread may set, one waits."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def set(self) -> None:
+        with contextlib.suppress(RuntimeError):  # already set
+            self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self._lock.acquire(timeout=-1 if timeout is None else max(timeout, 0.0))
+
+
+class _GreenletWakeup:
+    """One switch through the hub; no lock, and no timer for long waits. For one hub's greenlets only."""
+
+    __slots__ = ("_callback", "_current", "_flag", "_hub", "_switch")
+
+    def __init__(self) -> None:
+        from gevent import get_hub, getcurrent
+
+        self._hub = get_hub()
+        self._current = getcurrent
+        self._flag = False
+        self._switch: Callable[..., object] | None = None
+        self._callback: Any = None
+
+    def set(self) -> None:
+        if not self._flag:
+            self._flag = True
+            self._resume()
+
+    def _resume(self) -> None:
+        """Switches to the waiter from the hub. A wait that ends by an exception takes the callback back."""
+        switch = self._switch
+        if switch is not None:
+            self._switch = None
+            self._callback = self._hub.loop.run_callback(switch)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._flag and (timeout is None or timeout > 0):
+            if timeout is None:
+                self._pause()
+            elif timeout >= _LONG_WAIT_SECONDS:
+                _ticker().watch(self, time.monotonic() + timeout)
+                try:
+                    self._pause()
+                finally:
+                    _ticker().forget(self)
+            else:
+                self._pause_briefly(timeout)
+        flag = self._flag
+        self._flag = False
+        return flag
+
+    def _pause(self) -> None:
+        self._switch = self._current().switch
+        try:
+            self._hub.switch()
+        except BaseException:
+            self._switch = None
+            if self._callback is not None:
+                self._callback.stop()
+            raise
+        finally:
+            self._callback = None
+
+    def _pause_briefly(self, timeout: float) -> None:
+        timer = self._hub.loop.timer(timeout)
+        timer.start(self._resume)
+        try:
+            self._pause()
+        finally:
+            timer.stop()
+            timer.close()
+
+
+class _Ticker:
+    """Ends long waits: one greenlet, alive only while somebody waits."""
+
+    def __init__(self) -> None:
+        self._deadlines: dict[_GreenletWakeup, float] = {}
+        self._running = False
+
+    def watch(self, waiter: _GreenletWakeup, deadline: float) -> None:
+        self._deadlines[waiter] = deadline
+        if not self._running:
+            self._running = True
+            spawn(self._run)
+
+    def forget(self, waiter: _GreenletWakeup) -> None:
+        self._deadlines.pop(waiter, None)
+
+    def _run(self) -> None:
+        idle_ticks = 0
+        try:
+            while idle_ticks < 10:
+                time.sleep(TICK_SECONDS)
+                idle_ticks = 0 if self._deadlines else idle_ticks + 1
+                now = time.monotonic()
+                for waiter in [waiter for waiter, end in self._deadlines.items() if end <= now]:
+                    waiter._resume()
+        finally:
+            self._running = False
+
+
+@functools.cache
+def _ticker() -> _Ticker:
+    return _Ticker()
+
+
+class ClientWatch:
+    """Notices that the client of a WSGI request has closed its connection.
+
+    Works where the server lends its socket (`gunicorn.socket`). Under gevent the hub tells at once;
+    elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
+    """
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:
+        self.gone = False
+        self.poll_seconds: float | None = None
+        self._next_look = 0.0
+        self._subscriber: Wakeup | None = None
+        self._watcher: Any = None
+        self._socket: _socket.socket | None = None
+        lent = environ.get("gunicorn.socket")
+        if lent is None or lent.fileno() < 0:
+            return
+        # Its own object on the same descriptor: peeks below TLS, is never patched, and never closes it.
+        self._socket = _socket.socket(lent.family, lent.type, lent.proto, fileno=lent.fileno())
+        if patched():
+            import gevent
+
+            self._watcher = gevent.get_hub().loop.io(lent.fileno(), 1)
+            self._watcher.start(self._readable)
+        else:
+            self.poll_seconds = _POLL_SECONDS
+
+    def subscribe(self, subscriber: Wakeup | None) -> None:
+        """`subscriber` is set when the client goes; one at a time."""
+        self._subscriber = subscriber
+        if self.gone and subscriber is not None:
+            subscriber.set()
+
+    def check(self) -> bool:
+        """Looks at the socket now; returns `gone`. Never blocks."""
+        if self._socket is not None and not self.gone:
+            state = _peek(self._socket)
+            if state == _EOF or (state == _BYTES and _peer_has_closed(self._socket)):
+                self._set_gone()
+        return self.gone
+
+    def poll(self, now: float) -> None:
+        """`check()`, but only if the last look is `poll_seconds` old; `now` by time.monotonic."""
+        if now >= self._next_look:
+            self._next_look = now + _POLL_SECONDS
+            self.check()
+
+    def close(self) -> None:
+        """Stops watching; to be called before the server closes the socket. Idempotent."""
+        self._subscriber = None
+        self._stop_watcher()
+        if self._socket is not None:
+            self._socket.detach()
+            self._socket = None
+
+    def _readable(self) -> None:
+        self.check()
+        if not self.gone and self._socket is not None and _peek(self._socket) == _BYTES:
+            # A level-triggered watcher would fire for ever over bytes nobody reads yet.
+            self._stop_watcher()
+            self.poll_seconds = _POLL_SECONDS
+            if self._subscriber is not None:
+                self._subscriber.set()
+
+    def _set_gone(self) -> None:
+        self.gone = True
+        self._stop_watcher()
+        if self._subscriber is not None:
+            self._subscriber.set()
+
+    def _stop_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+            watcher.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "watched" if self._socket is not None else "unwatched"
+        return f"<ClientWatch {state}>"
+
+
+_EOF: Final = "eof"
+_BYTES: Final = "bytes"
+_NOTHING: Final = "nothing"
+_TCP_ESTABLISHED: Final = 1
+
+
+def _peek(sock: _socket.socket) -> str:
+    try:
+        data = sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return _NOTHING
+    except OSError:
+        return _EOF
+    return _BYTES if data else _EOF
+
+
+def _peer_has_closed(sock: _socket.socket) -> bool:
+    """Behind unread bytes a FIN cannot be peeked; the kernel's state of the connection tells."""
+    try:
+        return sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED
+    except (OSError, AttributeError):
+        return False
+
+
+class Drain:
+    """The moment at which open streams of this process have to end, once SIGTERM has come."""
+
+    def __init__(self) -> None:
+        self.deadline: float | None = None
+        self._waiters: set[Wakeup] = set()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the process takes no new requests any more."""
+        return self.deadline is not None
+
+    def due(self) -> bool:
+        """Whether what is still open has to end now."""
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+    def begin(self, seconds: float) -> None:
+        """Streams may run for `seconds` more. Only the first call counts. Safe in a signal handler."""
+        if self.deadline is None:
+            self.deadline = time.monotonic() + seconds
+            call_later(max(seconds, 0.0), self._wake_all)
+
+    def subscribe(self, waiter: Wakeup) -> None:
+        """`waiter` is set when the moment has come."""
+        self._waiters.add(waiter)
+
+    def unsubscribe(self, waiter: Wakeup) -> None:
+        self._waiters.discard(waiter)
+
+    def _wake_all(self) -> None:
+        for waiter in tuple(self._waiters):
+            waiter.set()
+
+    def __repr__(self) -> str:
+        return f"<Drain begun={self.begun} due={self.due()} waiters={len(self._waiters)}>"
+
+
+drain: Final = Drain()

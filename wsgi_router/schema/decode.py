@@ -1,0 +1,93 @@
+"""JSON text to typed values, and msgspec's errors to ours.
+
+msgspec's decoder is strict where it counts: it refuses NaN, infinities, numbers beyond a double, invalid
+UTF-8, lone surrogates and nesting past the recursion limit. Of a key that comes twice the last one counts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+
+from wsgi_router.errors import InvalidRequestError
+
+T = TypeVar("T")
+
+_AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
+_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+
+
+def decode_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises InvalidRequestError (400)."""
+    if not body.strip():
+        raise InvalidRequestError(
+            "The request body is empty; a JSON object is expected.", code="invalid_json"
+        )
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.", code="invalid_json") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(_bad_json(body, error), code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequestError("The request body must be a JSON object.", code="invalid_json")
+    return value
+
+
+def _bad_json(body: bytes, error: Exception) -> str:
+    text = f"The request body is no valid JSON: {_AT.sub('', str(error))}."
+    if _SURROGATE.search(body):
+        text += r" It holds a \u escape of a surrogate: half a pair is no character."
+    return text
+
+
+def convert(value: object, kind: type[T]) -> T:
+    """`value` as a `kind`. Raises InvalidRequestError that names the path of what does not fit."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        _refuse(str(error))
+    except RecursionError:
+        raise InvalidRequestError("The request body is nested too deeply.", code="invalid_json") from None
+
+
+def _refuse(text: str) -> NoReturn:
+    """Raises for msgspec's text, such as "Expected `int`, got `str` - at `$.stop[1]`"."""
+    match = _AT.search(text)
+    path = match["path"].removesuffix("[...]") if match else ""
+    reason = _AT.sub("", text)
+    if missing := _MISSING.match(reason):
+        path = f"{path}.{missing['field']}" if path else missing["field"]
+        raise InvalidRequestError(
+            f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
+        )
+    where = f" for '{path}'" if path else ""
+    code = "invalid_type" if reason.startswith("Expected") else "invalid_value"
+    raise InvalidRequestError(f"Invalid value{where}: {_plain(reason)}.", param=path, code=code)
+
+
+def _plain(reason: str) -> str:
+    """msgspec's reason in JSON's words, to go on a sentence."""
+    for python, json in _JSON_WORDS:
+        reason = python.sub(json, reason)
+    reason = reason.replace("`", "").replace(" | ", " or ")
+    return reason[:1].lower() + reason[1:]
+
+
+_JSON_WORDS: Final = tuple(
+    (re.compile(rf"(?<![a-z]){python}(?![a-z])"), json)
+    for python, json in (("int", "integer"), ("float", "number"), ("str", "string"), ("bool", "boolean"))
+)
+
+
+def bad(param: str, message: str, code: str = "invalid_value") -> InvalidRequestError:
+    """An error about one field."""
+    return InvalidRequestError(message, param=param, code=code)
+
+
+def unsupported(param: str, what: str = "") -> InvalidRequestError:
+    """A field that would change the answer and that cannot be honoured."""
+    return bad(param, what or f"'{param}' is not supported.", "unsupported_parameter")

@@ -1,0 +1,155 @@
+"""Chat messages: their shape by role, and the form in which chat templates get them."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+import msgspec
+
+from wsgi_router.schema.decode import bad, unsupported
+
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+
+
+class Part(msgspec.Struct):
+    """One part of a message's content."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] | None = ""
+
+
+class ToolCall(msgspec.Struct):
+    function: FunctionCall | None = None
+    id: str | None = None
+    type: str = "function"
+
+
+class Message(msgspec.Struct):
+    """A message as clients send it. Further keys are left to the chat template."""
+
+    role: Role
+    content: str | list[Part] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    function_call: FunctionCall | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+
+
+_PART_KEYS: Final = {"text": "text", "refusal": "refusal"}
+_MEDIA_PARTS: Final = frozenset(
+    {"image_url", "input_audio", "audio_url", "video_url", "file", "image", "video"}
+)
+
+
+def check_messages(messages: list[Message]) -> None:
+    """Checks what depends on the role. Raises InvalidRequestError."""
+    if not messages:
+        raise bad("messages", "'messages' must hold at least one message.")
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+
+
+def _check_message(message: Message, path: str) -> None:
+    if isinstance(message.content, list):
+        _check_parts(message, f"{path}.content")
+    for number, call in enumerate(message.tool_calls or ()):
+        _check_tool_call(call, f"{path}.tool_calls[{number}]")
+    if message.role != "assistant":
+        _check_not_assistant(message, path)
+    elif message.content is None and not _says_something_else(message):
+        raise bad(f"{path}.content", "An assistant message needs 'content', unless it calls a tool.")
+
+
+def _says_something_else(message: Message) -> bool:
+    if message.tool_calls or message.function_call:
+        return True
+    return any(text is not None for text in (message.refusal, message.reasoning_content, message.reasoning))
+
+
+def _check_not_assistant(message: Message, path: str) -> None:
+    if message.tool_calls:
+        raise bad(f"{path}.tool_calls", "Only assistant messages have 'tool_calls'.")
+    if message.content is None and message.role != "function":
+        raise bad(
+            f"{path}.content", f"A {message.role} message needs 'content'.", "missing_required_parameter"
+        )
+    if message.role == "tool" and message.tool_call_id is None:
+        raise bad(
+            f"{path}.tool_call_id", "A tool message needs 'tool_call_id'.", "missing_required_parameter"
+        )
+    if message.role == "function" and not message.name:
+        raise bad(f"{path}.name", "A function message needs 'name'.", "missing_required_parameter")
+
+
+def _check_parts(message: Message, path: str) -> None:
+    parts = message.content
+    assert isinstance(parts, list)
+    if not parts:
+        raise bad(path, "A list of content parts must not be empty.")
+    for number, part in enumerate(parts):
+        where = f"{path}[{number}]"
+        if part.type in _MEDIA_PARTS:
+            raise unsupported(f"{where}.type", f"Content parts of type '{part.type}' are not supported.")
+        key = _PART_KEYS.get(part.type)
+        if key is None or (key == "refusal" and message.role != "assistant"):
+            raise bad(
+                f"{where}.type", f"Unknown content part type '{part.type[:64]}' in a {message.role} message."
+            )
+        if getattr(part, key) is None:
+            raise bad(
+                f"{where}.{key}",
+                f"Missing required parameter: '{where}.{key}'.",
+                "missing_required_parameter",
+            )
+
+
+def _check_tool_call(call: ToolCall, path: str) -> None:
+    if call.type != "function":
+        raise unsupported(f"{path}.type", f"Tool calls of type '{call.type[:64]}' are not supported.")
+    if call.function is None:
+        raise bad(
+            f"{path}.function",
+            f"Missing required parameter: '{path}.function'.",
+            "missing_required_parameter",
+        )
+
+
+def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Checked messages in the form that templates know.
+
+    Old names (role function, function_call, refusal, reasoning) are replaced by today's; the rest is as sent.
+    """
+    return [
+        _modern(message) if message.keys() & _OLD_KEYS or message["role"] == "function" else message
+        for message in raw
+    ]
+
+
+_OLD_KEYS: Final = frozenset({"function_call", "refusal", "reasoning"})
+
+
+def _modern(message: dict[str, Any]) -> dict[str, Any]:
+    message = dict(message)
+    if message["role"] == "function":
+        message["role"] = "tool"
+        if message.get("content") is None:
+            message["content"] = ""
+    reasoning = message.pop("reasoning", None)
+    if reasoning is not None and message.get("reasoning_content") is None:
+        message["reasoning_content"] = reasoning
+    refusal = message.pop("refusal", None)
+    if refusal is not None and message.get("content") is None:
+        message["content"] = refusal
+    call = message.pop("function_call", None)
+    if call is not None and not message.get("tool_calls"):
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    return message

@@ -1,0 +1,338 @@
+"""Settings: one table that declares each once, with its type, default and reason.
+
+Sources, the later one wins: default, the TOML file named by WSGI_ROUTER_CONFIG, the environment
+(WSGI_ROUTER_<NAME>). A bad value raises `SettingsError`, whose text is one line for the operator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+PREFIX: Final = "WSGI_ROUTER_"
+CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
+DEFAULT_WORKER_PORT: Final = 30001
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used. Its text names the setting and its source, in one line."""
+
+
+# Casts: from a TOML value or an environment string to the setting's type, or ValueError with the reason.
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be a string")
+    if any(ord(char) < 32 or ord(char) == 127 for char in value):
+        raise ValueError("must not contain control characters")
+    return value.strip()
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("must be a number")
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(f"must be a number, not {value!r}") from None
+    if not math.isfinite(number):
+        raise ValueError("must be a finite number")
+    return number
+
+
+def _seconds(minimum: float) -> Callable[[object], float]:
+    def cast(value: object) -> float:
+        number = _number(value)
+        if number < minimum:
+            raise ValueError(f"must be at least {minimum:g} seconds")
+        return number
+
+    return cast
+
+
+def _integer(minimum: int, maximum: int) -> Callable[[object], int]:
+    def cast(value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"must be a whole number, not {value!r}")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"must be between {minimum} and {maximum}")
+        return value
+
+    return cast
+
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
+
+
+def _flag(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    word = value.strip().lower() if isinstance(value, str) else str(value)
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(f"must be true or false, not {value!r}")
+
+
+def _choice(*words: str) -> Callable[[object], str]:
+    def cast(value: object) -> str:
+        word = _text(value).lower()
+        if word not in words:
+            raise ValueError(f"must be one of {', '.join(words)}, not {word!r}")
+        return word
+
+    return cast
+
+
+def _words(value: object) -> tuple[str, ...]:
+    """A list of strings, or one string with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)):
+        raise ValueError("must be a list, or a string with commas")
+    return tuple(word for word in (_text(part) for part in parts) if word)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):(\d{1,5})", text)
+    if not match or not 0 <= int(match[2]) <= 65535:
+        raise ValueError(f"{text!r} is no HOST:PORT")
+    return match[1], int(match[2])
+
+
+def worker_url(value: object) -> str:
+    """`grpc://HOST:PORT`, also from `HOST:PORT`; ValueError if it is neither."""
+    text = _text(value)
+    address = text.removeprefix("grpc://").rstrip("/")
+    if "://" in address:
+        raise ValueError(f"{text!r} must begin with grpc://")
+    host, port = _host_and_port(address)
+    if not host or not port:
+        raise ValueError(f"{text!r} must be grpc://HOST:PORT")
+    return f"grpc://{host}:{port}"
+
+
+def _worker_urls(value: object) -> tuple[str, ...]:
+    urls = tuple(worker_url(word) for word in _words(value))
+    if len(set(urls)) != len(urls):
+        raise ValueError("names a worker twice")
+    return urls
+
+
+def _bind(value: object) -> str:
+    text = _text(value)
+    if text.startswith("unix:") and len(text) > len("unix:"):
+        return text
+    _host_and_port(text)
+    return text
+
+
+def _api_keys(value: object) -> tuple[str, ...]:
+    keys = _words(value)
+    if any(not key.isascii() or " " in key for key in keys):
+        raise ValueError("keys must be ASCII without spaces")
+    return keys
+
+
+def _row(default: Any, cast: Callable[[object], Any], reason: str, *, secret: bool = False) -> Any:
+    return dataclasses.field(default=default, repr=not secret, metadata={"cast": cast, "reason": reason})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every setting, checked. Times are in seconds, sizes in bytes."""
+
+    workers: tuple[str, ...] = _row(
+        (), _worker_urls, "Workers' addresses, grpc://HOST:PORT, separated by commas. They may come up later."
+    )
+    tokenizer_path: str = _row(
+        "",
+        _text,
+        "Folder with tokenizer.json and its sisters, or the file itself. Without it nothing can be answered.",
+    )
+    chat_template: str = _row(
+        "", _text, "File with a chat template (Jinja) that takes the place of the tokenizer's own."
+    )
+    model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
+    bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")
+    policy: str = _row(
+        "least_load",
+        _choice("random", "round_robin", "least_load"),
+        "How a worker is chosen: random, round_robin, or least_load (requests in flight).",
+    )
+    api_keys: tuple[str, ...] = _row(
+        (), _api_keys, "Keys that /v1 and /generate accept as Bearer token. Empty: no check.", secret=True
+    )
+    queue_size: int = _row(
+        2000,
+        _integer(1, 1_000_000),
+        "Worker messages kept for a request whose client reads slowly; past it the worker is held back.",
+    )
+    first_token_timeout: float = _row(
+        600.0, _seconds(0.1), "Longest wait for a worker's first token; prefill and its queue count."
+    )
+    token_timeout: float = _row(120.0, _seconds(0.1), "Longest wait between two messages of a worker.")
+    keepalive_time: float = _row(
+        300.0, _seconds(10), "gRPC ping interval while calls run. Workers cut off those who ping every 10 s."
+    )
+    keepalive_timeout: float = _row(
+        20.0, _seconds(1), "A gRPC ping unanswered for so long ends the connection."
+    )
+    close_timeout: float = _row(5.0, _seconds(0), "Longest wait for open calls when a process ends.")
+    abort_timeout: float = _row(2.0, _seconds(0.1), "Deadline of the Abort call after an unfinished request.")
+    health_interval: float = _row(1.0, _seconds(0.1), "Pause between two checks of a worker that is down.")
+    health_timeout: float = _row(
+        10.0, _seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
+    )
+    max_body_bytes: int = _row(64 * 2**20, _integer(1024, 2**31 - 1), "Largest request body; beyond it 413.")
+    ping_interval: float = _row(
+        15.0, _seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
+    )
+    max_choices: int = _row(16, _integer(1, 128), "Largest `n` of a request.")
+    prepare_inline_bytes: int = _row(
+        64 * 1024,
+        _integer(0, 2**31 - 1),
+        "Bodies beyond this are templated and tokenised in a thread pool, so that open streams keep flowing.",
+    )
+    transport: str = _row(
+        "auto", _choice("auto", "grpcio"), "gRPC implementation; auto takes the best one there is."
+    )
+    metrics: bool = _row(True, _flag, "Serve /metrics.")
+    log_level: str = _row(
+        "info", _choice("debug", "info", "warning", "error"), "Least level that is logged, on standard error."
+    )
+
+    def public(self) -> bool:
+        """Whether `bind` is reachable from other machines."""
+        if self.bind.startswith("unix:"):
+            return False
+        host = self.bind.rpartition(":")[0].strip("[]")
+        return not (host in ("localhost", "::1") or host.startswith("127."))
+
+
+def _port_alias(value: object) -> str:
+    """PORT means every address of the machine, as it does for gunicorn and for SGLang's Go router."""
+    return f"0.0.0.0:{_integer(1, 65535)(value)}"
+
+
+def _same(value: object) -> object:
+    return value
+
+
+ALIASES: Final[tuple[tuple[str, str, Callable[[object], object]], ...]] = (
+    ("SGL_TOKENIZER_PATH", "tokenizer_path", _same),
+    ("SGL_GRPC_ENDPOINT", "workers", _same),
+    ("SGL_GRPC_ENDPOINTS", "workers", _same),
+    ("SGL_POLICY_NAME", "policy", _same),
+    ("PORT", "bind", _port_alias),
+    ("LOG_LEVEL", "log_level", _same),
+)
+"""Names that SGLang's Go router uses: (variable, setting, conversion). A later line wins."""
+
+FIELDS: Final = {field.name: field for field in dataclasses.fields(Settings)}
+
+
+def load(environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings of this process. Raises SettingsError."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    if path := environ.get(CONFIG_VARIABLE):
+        for name, value in _read_file(Path(path)).items():
+            _put(values, name, value, path)
+    for variable, name, convert in ALIASES:
+        if environ.get(variable):
+            _put(values, name, environ[variable], variable, convert)
+    for name in FIELDS:
+        variable = PREFIX + name.upper()
+        if variable in environ:
+            _put(values, name, environ[variable], variable)
+    return Settings(**values)
+
+
+def _read_file(path: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{CONFIG_VARIABLE}: {path} is no TOML: {_one_line(error)}") from None
+
+
+def _put(
+    values: dict[str, Any],
+    name: str,
+    value: object,
+    source: str,
+    convert: Callable[[object], object] = _same,
+) -> None:
+    field = FIELDS.get(name)
+    if field is None:
+        raise SettingsError(f"{source}: there is no setting {name!r}")
+    try:
+        values[name] = field.metadata["cast"](convert(value))
+    except ValueError as error:
+        label = source if source.isupper() else f"{source}: {name}"
+        raise SettingsError(f"{label}: {_one_line(error)}") from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """Variables that begin like ours and set nothing: most likely misspelt.
+
+    Kubernetes adds variables of its own for a service that is called wsgi-router; they are left out.
+    """
+    known = {CONFIG_VARIABLE, *(PREFIX + name.upper() for name in FIELDS)}
+    kubernetes = re.compile(PREFIX + r"(SERVICE_|PORT(_|$))")
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name not in known and not kubernetes.match(name)
+    )
+
+
+# Renderings: what the README and conf/router.toml show is made from the table.
+
+
+def _default_text(value: object) -> str:
+    """A default as TOML writes it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
+    return (
+        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    )
+
+
+def markdown_table() -> str:
+    """The table of settings in README.md."""
+    lines = ["| Setting | Default | What for |", "|---|---|---|"]
+    for name, field in FIELDS.items():
+        default = _default_text(field.default)
+        lines.append(f"| `{PREFIX}{name.upper()}` | `{default}` | {field.metadata['reason']} |")
+    return "\n".join(lines) + "\n"
+
+
+def toml_example() -> str:
+    """conf/router.toml: every setting at its default."""
+    lines = [
+        "# Settings of the router; name this file in WSGI_ROUTER_CONFIG.",
+        "# Every line shows the default. The environment (WSGI_ROUTER_<NAME>) wins over this file.",
+    ]
+    for name, field in FIELDS.items():
+        lines += ["", f"# {field.metadata['reason']}", f"{name} = {_default_text(field.default)}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""A worker without a model: SGLang's protocol, scripted answers, a timing model, faults on request."""

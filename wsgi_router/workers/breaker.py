@@ -1,0 +1,41 @@
+"""Whether a worker may be asked: a table of states and events."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class State(StrEnum):
+    """What is known about a worker."""
+
+    UNKNOWN = "unknown"  # has never answered
+    UP = "up"
+    SUSPECT = "suspect"  # a call could not reach it; a probe will tell
+    DOWN = "down"
+
+
+class Event(StrEnum):
+    """What was seen of a worker."""
+
+    PROBE_OK = "probe_ok"
+    PROBE_FAILED = "probe_failed"
+    CALL_OK = "call_ok"
+    CALL_UNREACHABLE = "call_unreachable"
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
+    (State.UNKNOWN, Event.PROBE_OK): State.UP,
+    (State.UP, Event.PROBE_FAILED): State.DOWN,
+    (State.UP, Event.CALL_UNREACHABLE): State.SUSPECT,
+    (State.SUSPECT, Event.PROBE_OK): State.UP,
+    (State.SUSPECT, Event.CALL_OK): State.UP,
+    (State.SUSPECT, Event.PROBE_FAILED): State.DOWN,
+    (State.DOWN, Event.PROBE_OK): State.UP,
+}
+"""Events that are not listed change nothing: a call that still runs on a worker found down, for example."""
+
+
+def after(state: State, event: Event) -> State:
+    """The state that follows."""
+    return TRANSITIONS.get((state, event), state)

@@ -1,0 +1,170 @@
+"""All workers of this process: which model they serve, which of them may be asked, and who is asked next."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from wsgi_router import runtime
+from wsgi_router.errors import ModelNotFoundError, NoWorkerError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.settings import Settings
+from wsgi_router.workers.breaker import Event, State
+from wsgi_router.workers.policies import POLICIES, Hints
+from wsgi_router.workers.transport import RpcFailure, Transport
+from wsgi_router.workers.worker import Lease, ModelCard, Worker
+
+_LOG = logging.getLogger(__name__)
+
+_NO_HINTS: Final[Hints] = {}
+
+
+class WorkerPool:
+    """Starts with no worker up; `start()` begins to ask each one what it serves until it answers.
+
+    A worker that a call could not reach is asked again at once, and passed over until it answers.
+    """
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        self.workers = tuple(Worker(url) for url in settings.workers)
+        self._transport = transport
+        self._settings = settings
+        self._policy = POLICIES[settings.policy]()
+        self._probing: set[Worker] = set()
+        self._due: dict[Worker, float] = dict.fromkeys(self.workers, 0.0)
+        self._wakeup: runtime.Wakeup = runtime.wakeup()
+        self._started = False
+        self._closed = False
+
+    def start(self) -> None:
+        """Begins to look after the workers. Once, after the fork."""
+        if not self._started:
+            self._started = True
+            runtime.spawn(self._look_after)
+
+    def close(self) -> None:
+        """Ends what `start` began."""
+        self._closed = True
+        self._wakeup.set()
+
+    def usable(self) -> bool:
+        """Whether any worker may be asked."""
+        return any(worker.state in (State.UP, State.SUSPECT) for worker in self.workers)
+
+    def models(self) -> list[ModelCard]:
+        """One card a served name, of all workers that have ever answered; sorted by name."""
+        cards: dict[str, ModelCard] = {}
+        for worker in self.workers:
+            if worker.card is not None:
+                name = self._settings.model or worker.card.name
+                cards[name] = _narrower(cards.get(name), worker.card, name)
+        return [cards[name] for name in sorted(cards)]
+
+    def resolve_model(self, name: str) -> ModelCard:
+        """The card of a requested model. NoWorkerError before any worker has answered, ModelNotFoundError.
+
+        With MODEL set all workers serve that name; their own names are understood too.
+        """
+        cards = self.models()
+        if not cards:
+            raise NoWorkerError("No worker has answered yet.")
+        for card in cards:
+            if card.name == name:
+                return card
+        if any(worker.card is not None and worker.card.name == name for worker in self.workers):
+            return cards[0]
+        raise ModelNotFoundError(name)
+
+    def select(self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = ()) -> Lease:
+        """A lease on the worker that the policy chooses for `model`. Raises NoWorkerError.
+
+        A suspect worker is asked only if no other is up: it may well be alive.
+        """
+        serving = [worker for worker in self.workers if worker not in exclude and self._serves(worker, model)]
+        candidates = [worker for worker in serving if worker.available()]
+        candidates = candidates or [worker for worker in serving if worker.state is State.SUSPECT]
+        if not candidates:
+            raise NoWorkerError
+        return self._policy.select(candidates, hints).lease()
+
+    def report(self, worker: Worker, event: Event) -> None:
+        """Takes in what a call has seen of a worker."""
+        if worker.note(event):
+            _LOG.warning("worker %s is %s", worker.url, worker.state)
+            if worker.state is State.SUSPECT:
+                self._due[worker] = 0.0
+                self._wakeup.set()
+
+    def _serves(self, worker: Worker, model: str) -> bool:
+        if worker.card is None:
+            return False
+        return model in ("", self._settings.model, worker.card.name)
+
+    def _look_after(self) -> None:
+        while not self._closed:
+            now = time.monotonic()
+            for worker in self.workers:
+                if worker.state is not State.UP and worker not in self._probing and self._due[worker] <= now:
+                    self._probing.add(worker)
+                    runtime.spawn(self._probe, worker)
+            self._wakeup.wait(self._settings.health_interval)
+
+    def _probe(self, worker: Worker) -> None:
+        """Asks what the worker serves; the cheapest call that a live engine alone can answer."""
+        try:
+            worker.card = self._ask(worker)
+        except (RpcFailure, DecodeError) as error:
+            self._probe_failed(worker, error)
+        else:
+            worker.failures = 0
+            if worker.note(Event.PROBE_OK):
+                _LOG.info("worker %s is up and serves %s", worker.url, worker.card.name)
+        finally:
+            self._probing.discard(worker)
+
+    def _ask(self, worker: Worker) -> ModelCard:
+        request = pb.GetModelInfoRequest().SerializeToString()
+        answer = self._transport.unary(worker, "GetModelInfo", request, self._settings.health_timeout)
+        return _card(pb.GetModelInfoResponse.FromString(answer))
+
+    def _probe_failed(self, worker: Worker, error: Exception) -> None:
+        worker.failures += 1
+        self._due[worker] = time.monotonic() + self._settings.health_interval
+        if worker.note(Event.PROBE_FAILED) or worker.failures == 1:
+            _LOG.warning("worker %s does not answer: %s", worker.url, error)
+
+    def __repr__(self) -> str:
+        return f"<WorkerPool {list(self.workers)!r}>"
+
+    def stats(self) -> Mapping[str, Sequence[Any]]:
+        """For metrics: each worker's URL to (1 if up else 0, requests in flight)."""
+        return {worker.url: (int(worker.available()), worker.in_flight) for worker in self.workers}
+
+
+def _narrower(known: ModelCard | None, card: ModelCard, name: str) -> ModelCard:
+    """One card for several workers of a name: the shortest known context, as any of them may be chosen."""
+    lengths = [one.context_length for one in (known, card) if one is not None and one.context_length]
+    return dataclasses.replace(known or card, name=name, context_length=min(lengths, default=0))
+
+
+def _card(info: pb.GetModelInfoResponse) -> ModelCard:
+    return ModelCard(
+        name=info.served_model_name or info.model_path,
+        context_length=max(info.max_context_length, 0),
+        weight_version=info.weight_version,
+        eos_token_ids=tuple(info.eos_token_ids),
+        default_sampling_params=info.default_sampling_params_json,
+        preferred_sampling_params=info.preferred_sampling_params,
+        model_path=info.model_path,
+        tokenizer_path=info.tokenizer_path,
+        vocab_size=info.vocab_size,
+        model_type=info.model_type,
+        is_generation=info.is_generation,
+        supports_vision=info.supports_vision,
+        architectures=tuple(info.architectures),
+    )

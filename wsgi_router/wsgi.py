@@ -1,0 +1,5 @@
+"""`wsgi_router.wsgi:application` for WSGI servers."""
+
+from wsgi_router.app import create_app
+
+application = create_app()
