@@ -5,7 +5,8 @@ use std::fmt;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use super::{clock, json, methods, repr, strings};
+use super::value::{Generator, as_float};
+use super::{clock, json, lazy, methods, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
 pub const NOW: &str = "now\0";
@@ -33,6 +34,12 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("count", length);
     env.add_filter("list", list);
     env.add_filter("safe", safe);
+    env.add_filter(source::ITERATED, iterated);
+    lazy::install(env);
+    env.add_test("number", |value: &Value| {
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || as_float(value).is_some()
+    });
+    env.add_test("float", |value: &Value| as_float(value).is_some());
     env.add_test("sequence", is_sequence);
     env.add_test("iterable", is_iterable);
     env.add_test("callable", is_callable);
@@ -94,6 +101,14 @@ fn list(state: &State, value: &Value) -> Result<Value, Error> {
     Ok(Value::from(items))
 }
 
+/// What a `for` loops over.
+fn iterated(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::None => Err(bad("'NoneType' object is not iterable")),
+        _ => Ok(value.clone()),
+    }
+}
+
 /// The filter `safe`: there is no escaping here for it to switch off.
 fn safe(value: &Value) -> Value {
     value.clone()
@@ -101,20 +116,20 @@ fn safe(value: &Value) -> Value {
 
 /// The test `sequence`: has a length and takes an index, as strings and dicts do in Python.
 fn is_sequence(value: &Value) -> bool {
+    is_iterable(value) && value.downcast_object_ref::<Generator>().is_none()
+}
+
+/// The test `iterable`: None is not. (Asking a generator for its items would use them up.)
+fn is_iterable(value: &Value) -> bool {
     matches!(
         value.kind(),
         ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Map | ValueKind::Iterable
     )
 }
 
-/// The test `iterable`: None is not.
-fn is_iterable(value: &Value) -> bool {
-    !value.is_none() && value.try_iter().is_ok()
-}
-
 /// The test `callable`.
 fn is_callable(value: &Value) -> bool {
-    value.kind() == ValueKind::Plain
+    value.kind() == ValueKind::Plain && as_float(value).is_none()
 }
 
 /// `raise_exception(message)`.

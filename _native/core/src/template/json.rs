@@ -6,6 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::repr;
+use super::value::{Generator, as_float};
 
 /// How `json.dumps` lays out its text.
 struct Layout {
@@ -141,6 +142,10 @@ fn write_value(
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
         ValueKind::Number => write_number(out, value),
+        ValueKind::Plain if as_float(value).is_some() => write_number(out, value),
+        ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => {
+            return Err(bad("Object of type generator is not JSON serializable"));
+        }
         ValueKind::String => write_string(out, value.as_str().unwrap_or_default(), layout.ascii),
         ValueKind::Map => return write_object(out, value, layout, depth, state),
         ValueKind::Seq | ValueKind::Iterable => return write_array(out, value, layout, depth, state),
@@ -151,8 +156,7 @@ fn write_value(
 }
 
 fn write_number(out: &mut String, value: &Value) {
-    let number = if value.is_integer() { None } else { f64::try_from(value.clone()).ok() };
-    match number {
+    match as_float(value) {
         Some(number) if number.is_nan() => out.push_str("NaN"),
         Some(number) if number.is_infinite() => {
             out.push_str(if number > 0.0 { "Infinity" } else { "-Infinity" });

@@ -3,7 +3,7 @@
 //! minijinja does the work, with Python's printing, methods and JSON put over its own. Layout:
 //! - [`source`]: what is changed in a template's text before it is compiled;
 //! - [`value`], [`repr`], [`json`]: request JSON as Python-like values, and how they are written out;
-//! - [`methods`], [`strings`], [`builtins`], [`clock`]: what templates can call;
+//! - [`methods`], [`strings`], [`builtins`], [`lazy`], [`clock`]: what templates can call;
 //! - [`messages`], [`probe`]: what form of messages a template reads, and messages in that form.
 //!
 //! A template is compiled once and shared without locks. Rendering is bounded by [`Limits`].
@@ -11,6 +11,7 @@
 mod builtins;
 mod clock;
 mod json;
+mod lazy;
 mod messages;
 mod methods;
 mod probe;
@@ -30,7 +31,8 @@ use minijinja::{AutoEscape, Environment, ErrorKind, Value};
 use serde_json::{Map, Value as Json};
 
 use crate::error::{Code, Error, Result};
-use messages::{Continued, Forms};
+use messages::Continued;
+pub use messages::{Content, Forms};
 use value::from_json;
 
 /// The name a template has in its environment.
@@ -101,8 +103,7 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         builtins::install(&mut env);
-        env.add_template_owned(NAME, source::neutralise_generation(source))
-            .map_err(|error| load_error(&error))?;
+        env.add_template_owned(NAME, source::adapt(source)).map_err(|error| load_error(&error))?;
         let mut template = Self {
             env,
             special_tokens: special_tokens
@@ -119,6 +120,11 @@ impl ChatTemplate {
     /// The form the template expects in a user message's `content`.
     pub fn content_form(&self) -> ContentForm {
         self.forms.user.form()
+    }
+
+    /// All that was found out about the messages this template reads.
+    pub fn forms(&self) -> &Forms {
+        &self.forms
     }
 
     /// The prompt of `input`.

@@ -5,6 +5,8 @@ use std::fmt::{self, Write};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
+use super::value::{Generator, as_float};
+
 /// Containers nested deeper than this are not printed; JSON input is at most 128 deep.
 pub const MAX_DEPTH: usize = 200;
 
@@ -26,13 +28,13 @@ pub fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Resu
         ValueKind::Undefined => out.write_str("Undefined"),
         ValueKind::None => out.write_str("None"),
         ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),
-        ValueKind::Number if !value.is_integer() => match f64::try_from(value.clone()) {
-            Ok(number) => out.write_str(&float(number)),
-            Err(_) => write!(out, "{value}"),
-        },
         ValueKind::Map => write_map(out, value, depth),
+        ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => write!(out, "{value}"),
         ValueKind::Seq | ValueKind::Iterable => write_sequence(out, value, depth),
-        _ => write!(out, "{value}"),
+        _ => match as_float(value) {
+            Some(number) => out.write_str(&float(number)),
+            None => write!(out, "{value}"),
+        },
     }
 }
 

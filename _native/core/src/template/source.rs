@@ -1,15 +1,17 @@
 //! What a template's text needs before minijinja compiles it.
 
-/// Turns Hugging Face's `{% generation %}` … `{% endgeneration %}` into a plain scope.
+/// The filter put behind what a `for` loops over: refuses what Python cannot iterate.
+pub const ITERATED: &str = "_iterated";
+
+/// Rewrites the two block tags that minijinja reads otherwise than Hugging Face's Jinja:
 ///
-/// The tag marks the assistant's tokens for training masks; rendering it outputs its body. `with` is
-/// minijinja's bare scope, as the tag's body is a scope in Jinja too. Comments, strings and raw blocks
-/// are left alone.
-pub fn neutralise_generation(source: &str) -> String {
-    if !source.contains("generation") {
-        return source.to_owned();
-    }
-    let mut out = String::with_capacity(source.len());
+/// - `{% generation %}` … `{% endgeneration %}`, which marks the assistant's tokens for training masks and
+///   renders its body, becomes a plain scope;
+/// - what a `for` loops over goes through the filter [`ITERATED`], as looping over None is an error.
+///
+/// Comments, strings and raw blocks are left alone, and no line moves.
+pub fn adapt(source: &str) -> String {
+    let mut out = String::with_capacity(source.len() + source.len() / 16);
     let mut rest = source;
     while let Some(at) = rest.find('{') {
         let (text, tag) = rest.split_at(at);
@@ -19,17 +21,13 @@ pub fn neutralise_generation(source: &str) -> String {
             Some(b'{') => tag_end(tag, "}}"),
             Some(b'%') => {
                 let end = tag_end(tag, "%}");
-                let name = tag_name(&tag[..end]);
-                match &tag[name.clone()] {
+                match &tag[tag_name(&tag[..end])] {
                     "raw" => raw_end(tag, end),
-                    word @ ("generation" | "endgeneration") => {
-                        out.push_str(&tag[..name.start]);
-                        out.push_str(if word == "generation" { "with" } else { "endwith" });
-                        out.push_str(&tag[name.end..end]);
+                    _ => {
+                        adapt_block(&mut out, &tag[..end]);
                         rest = &tag[end..];
                         continue;
                     }
-                    _ => end,
                 }
             }
             _ => 1,
@@ -41,19 +39,90 @@ pub fn neutralise_generation(source: &str) -> String {
     out
 }
 
+fn adapt_block(out: &mut String, tag: &str) {
+    let name = tag_name(tag);
+    let (head, tail) = (&tag[..name.start], &tag[name.end..]);
+    match &tag[name] {
+        "generation" => out.extend([head, "with", tail]),
+        "endgeneration" => out.extend([head, "endwith", tail]),
+        "for" => match iterated(tail) {
+            Some(range) => {
+                let (before, after) = (&tail[..range.start], &tail[range.end..]);
+                out.extend([head, "for", before, "(", &tail[range], ")|", ITERATED, after]);
+            }
+            None => out.push_str(tag),
+        },
+        _ => out.push_str(tag),
+    }
+}
+
+/// Where in `for TARGET in WHAT [if TEST] [recursive] %}`, from behind the `for`, WHAT stands.
+fn iterated(text: &str) -> Option<std::ops::Range<usize>> {
+    let body = text.strip_suffix("%}")?.trim_end_matches(['-', '+']).trim_end();
+    let mut start = None;
+    for (at, word) in words(body) {
+        match (word, start) {
+            ("in", None) => start = Some(at + word.len()),
+            ("if" | "recursive", Some(start)) => return Some(trimmed(body, start, at)),
+            _ => {}
+        }
+    }
+    start.map(|start| trimmed(body, start, body.len())).filter(|range| !range.is_empty())
+}
+
+fn trimmed(text: &str, start: usize, end: usize) -> std::ops::Range<usize> {
+    let inner = text[start..end].trim_start();
+    let start = end - inner.len();
+    start..start + inner.trim_end().len()
+}
+
+/// The words of an expression outside brackets and strings, with their offsets.
+fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let bytes = text.as_bytes();
+    let mut at = 0;
+    let mut depth = 0usize;
+    std::iter::from_fn(move || {
+        while at < bytes.len() {
+            match bytes[at] {
+                b'\'' | b'"' => at = string_end(bytes, at),
+                b'(' | b'[' | b'{' => (depth, at) = (depth + 1, at + 1),
+                b')' | b']' | b'}' => (depth, at) = (depth.saturating_sub(1), at + 1),
+                byte if is_word(byte) => {
+                    let start = at;
+                    at += bytes[at..].iter().take_while(|&&byte| is_word(byte)).count();
+                    let attribute = text[..start].ends_with(['.', '|']);
+                    if depth == 0 && !attribute {
+                        return Some((start, &text[start..at]));
+                    }
+                }
+                _ => at += 1,
+            }
+        }
+        None
+    })
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_' || byte >= 0x80
+}
+
+/// Behind the string literal that begins at `at`.
+fn string_end(bytes: &[u8], at: usize) -> usize {
+    let quote = bytes[at];
+    let mut at = at + 1;
+    while at < bytes.len() && bytes[at] != quote {
+        at += if bytes[at] == b'\\' { 2 } else { 1 };
+    }
+    (at + 1).min(bytes.len())
+}
+
 /// Where the tag that begins `text` ends, quotes respected; all of `text` when it never does.
 fn tag_end(text: &str, close: &str) -> usize {
     let bytes = text.as_bytes();
     let mut at = 2;
     while at < bytes.len() {
         match bytes[at] {
-            quote @ (b'\'' | b'"') => {
-                at += 1;
-                while at < bytes.len() && bytes[at] != quote {
-                    at += if bytes[at] == b'\\' { 2 } else { 1 };
-                }
-                at += 1;
-            }
+            b'\'' | b'"' => at = string_end(bytes, at),
             _ if bytes[at..].starts_with(close.as_bytes()) => return at + close.len(),
             _ => at += 1,
         }
@@ -86,13 +155,13 @@ fn raw_end(text: &str, body: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::neutralise_generation;
+    use super::adapt;
 
     #[test]
     fn tags_become_scopes_and_keep_their_whitespace_marks() {
         let source = "a{%- generation -%}x{% endgeneration +%}b{%generation%}{%  endgeneration %}";
         let want = "a{%- with -%}x{% endwith +%}b{%with%}{%  endwith %}";
-        assert_eq!(neutralise_generation(source), want);
+        assert_eq!(adapt(source), want);
     }
 
     #[test]
@@ -105,8 +174,28 @@ mod tests {
             "{% generation",
             "{{ 'é generation \\'",
             "{",
+            "{% for %}",
+            "{% for x in %}",
+            "{% for x",
         ] {
-            assert_eq!(neutralise_generation(source), source);
+            assert_eq!(adapt(source), source);
+        }
+    }
+
+    #[test]
+    fn what_a_loop_goes_over_is_wrapped() {
+        for (source, want) in [
+            ("{% for x in a %}", "{% for x in (a)|_iterated %}"),
+            ("{%- for k, v in d.items() -%}", "{%- for k, v in (d.items())|_iterated -%}"),
+            ("{%for x in a if x in b%}", "{%for x in (a)|_iterated if x in b%}"),
+            ("{% for x in a.if|if recursive %}", "{% for x in (a.if|if)|_iterated recursive %}"),
+            (
+                "{% for x in [1 if y else 2, 'if'] if z %}",
+                "{% for x in ([1 if y else 2, 'if'])|_iterated if z %}",
+            ),
+            ("{% for index in f(\n in=1) %}", "{% for index in (f(\n in=1))|_iterated %}"),
+        ] {
+            assert_eq!(adapt(source), want);
         }
     }
 }

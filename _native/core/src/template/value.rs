@@ -1,10 +1,11 @@
 //! Request JSON as template values that behave as Python's.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use minijinja::value::{Enumerator, Object, ObjectExt};
+use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, ValueKind};
 use minijinja::{Error, State, Value};
 
 use super::{methods, repr};
@@ -76,8 +77,8 @@ struct BoundMethod {
 }
 
 impl Object for BoundMethod {
-    fn repr(self: &Arc<Self>) -> minijinja::value::ObjectRepr {
-        minijinja::value::ObjectRepr::Plain
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
     }
 
     fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
@@ -97,13 +98,86 @@ pub fn from_json(json: &serde_json::Value) -> Value {
         serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
             (Some(signed), _) => Value::from(signed),
             (_, Some(unsigned)) => Value::from(unsigned),
-            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
+            _ => float(number.as_f64().unwrap_or(f64::NAN)),
         },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
         serde_json::Value::Object(entries) => {
             dict(entries.iter().map(|(key, item)| (Value::from(key.as_str()), from_json(item))).collect())
         }
+    }
+}
+
+/// A float. One that Python prints with an exponent is an object that prints so wherever minijinja writes
+/// it out by itself (`~`, `join`); templates print such numbers, they do not compute with them.
+fn float(number: f64) -> Value {
+    if number == 0.0 || (1e-4..1e16).contains(&number.abs()) {
+        return Value::from(number);
+    }
+    Value::from_object(Exponent(number))
+}
+
+/// See [`float`].
+#[derive(Debug)]
+struct Exponent(f64);
+
+impl Object for Exponent {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        self.0 != 0.0
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        self.0.partial_cmp(&other.downcast_ref::<Self>()?.0)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&repr::float(self.0))
+    }
+}
+
+/// The number of a float of either kind.
+pub fn as_float(value: &Value) -> Option<f64> {
+    if let Some(number) = value.downcast_object_ref::<Exponent>() {
+        return Some(number.0);
+    }
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    if is_float { f64::try_from(value.clone()).ok() } else { None }
+}
+
+/// A Python generator: gives its items once, is always true, has no length and is no JSON.
+#[derive(Debug)]
+pub struct Generator(Mutex<Vec<Value>>);
+
+impl Generator {
+    pub fn value(items: Vec<Value>) -> Value {
+        Value::from_object(Self(Mutex::new(items)))
+    }
+}
+
+impl Object for Generator {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Iterable
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let mut items = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Enumerator::Values(std::mem::take(&mut *items))
+    }
+
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        None
+    }
+
+    fn is_true(self: &Arc<Self>) -> bool {
+        true
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("<generator object>")
     }
 }
 

@@ -1,0 +1,53 @@
+//! The filters that are generators in Jinja: minijinja's, with a generator's manners.
+
+use std::borrow::Cow;
+
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
+use minijinja::{Environment, Error, State, Value, filters};
+
+use super::value::Generator;
+
+type Args = Rest<ValueOrKwargs>;
+type Name<'a> = Option<Cow<'a, str>>;
+
+pub fn install(env: &mut Environment<'static>) {
+    env.add_filter("map", |state: &mut State, value: Value, args: Args| {
+        filters::map(state, value, args).map(Generator::value)
+    });
+    env.add_filter("select", |state: &mut State, value: Value, test: Name, args: Args| {
+        filters::select(state, value, test, args).map(Generator::value)
+    });
+    env.add_filter("reject", |state: &mut State, value: Value, test: Name, args: Args| {
+        filters::reject(state, value, test, args).map(Generator::value)
+    });
+    env.add_filter(
+        "selectattr",
+        |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
+            filters::selectattr(state, value, attr, test, args).map(Generator::value)
+        },
+    );
+    env.add_filter(
+        "rejectattr",
+        |state: &mut State, value: Value, attr: Cow<str>, test: Name, args: Args| {
+            filters::rejectattr(state, value, attr, test, args).map(Generator::value)
+        },
+    );
+    env.add_filter("unique", |state: &State, value: Value, options: Kwargs| {
+        filters::unique(state, value, options).and_then(generator)
+    });
+    env.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        filters::batch(state, value, count, fill).and_then(generator)
+    });
+    env.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        filters::slice(state, value, count, fill).and_then(generator)
+    });
+    env.add_filter("items", |value: &Value| filters::items(value).and_then(generator));
+    env.add_filter("reverse", |value: &Value| match value.kind() {
+        ValueKind::String => filters::reverse(value),
+        _ => filters::reverse(value).and_then(generator),
+    });
+}
+
+fn generator(items: Value) -> Result<Value, Error> {
+    Ok(Generator::value(items.try_iter()?.checked().collect::<Result<_, _>>()?))
+}
