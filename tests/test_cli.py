@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import tiny
+from tests.support.processes import ROOT
 from wsgi_router import cli, settings
 
 
@@ -45,11 +46,15 @@ def test_a_bad_setting_is_one_line(
 
 def test_serve_becomes_gunicorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Any] = []
+    monkeypatch.chdir(ROOT)
     monkeypatch.setattr(os, "execv", lambda *args: called.append(args[1]))
     cli.main(["serve", "--workers", "3"])
     assert called[0][1:4] == ["-m", "gunicorn", "-c"]
     assert called[0][-2:] == ["--workers", "3"]
-    assert Path(called[0][4]).name == "gunicorn.conf.py"
+    assert called[0][4] == "gunicorn.conf.py"
+    monkeypatch.chdir(tmp_path)
+    cli.main(["serve"])
+    assert called[1][4] == "python:wsgi_router.gunicorn_conf"
     assert cli.main(["serve", "-c", str(tmp_path / "none.py")]) == 1
     with pytest.raises(SystemExit):
         cli.main(["check", "--workers", "3"])

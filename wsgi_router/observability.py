@@ -1,7 +1,7 @@
 """Logs and metrics: one line and one set of counts a request, at its end.
 
 Under gunicorn each process writes its values into files of a directory that PROMETHEUS_MULTIPROC_DIR names
-(gunicorn.conf.py makes and clears it), and /metrics adds them up. Elsewhere they are kept in memory.
+(gunicorn_conf.py makes and clears it), and /metrics adds them up. Elsewhere they are kept in memory.
 Labels take only values that a client cannot choose: routes, statuses, workers' addresses.
 """
 
