@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import random
 import signal
 import socket
 import threading
@@ -184,6 +185,46 @@ def failover_scenario(port: int, dead: int) -> None:
     assert not flow.pool.workers[1].available()
 
 
+def random_ends_scenario(port: int, count: int) -> None:
+    """Requests that end in every way, at random moments, many at once: nothing is left of any."""
+    flow = Flow(port, queue_size=3, close_timeout=0.5)
+    chance = random.Random(7)
+    running: list[int] = []
+
+    def request(kind: list[int], choices: int, pause: float, close: bool) -> None:
+        client = Client()
+        try:
+            generation = flow.open(kind, choices=choices, client=client.watch)
+            end = time.monotonic() + pause
+            while time.monotonic() < end and not generation.exhausted:
+                generation.wait(max(end - time.monotonic(), 0))
+                generation.take()
+                if chance.random() < 0.2:
+                    generation.finish(chance.randrange(choices), cancel=chance.random() < 0.5)
+            if close:
+                generation.close()
+        except (UpstreamError, ClientGone):
+            pass
+        finally:
+            client.ours.close()
+            client.theirs.close()
+            running.pop()
+
+    for _ in range(count):
+        wait_until(lambda: len(running) < 40, 30)
+        running.append(1)
+        kind = chance.choice([FIVE, SLOW, BURST, BROKEN, ABORTED, HANG])
+        threading.Thread(
+            target=request,
+            args=(kind, chance.choice([1, 1, 3]), chance.random() * 0.3, chance.random() < 0.8),
+        ).start()
+    wait_until(lambda: not running, 30)
+    gc.collect()
+    wait_until(lambda: flow.in_flight() == 0, 5, repr(flow.pool))
+    flow.assert_idle(2)
+    assert "waiters=0" in repr(runtime.drain)
+
+
 def starvation_scenario(port: int) -> None:
     """200 streams wait for their first token; another request on the same channel is not held up."""
     flow = Flow(port)
@@ -269,6 +310,11 @@ def test_killed_midway_and_back_again(mode: str, script: Path) -> None:
 def test_failover(mode: str, worker: Worker, script: Path) -> None:
     with Worker("--script", str(script)) as second:
         run(mode, failover_scenario, worker.port, second.port)
+
+
+@both
+def test_random_ends(mode: str, worker: Worker) -> None:
+    run(mode, random_ends_scenario, worker.port, 400, seconds=120)
 
 
 @both
