@@ -167,8 +167,8 @@ def hub_pool_scenario() -> None:
 
     runtime.init_process(20)
     assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
-    runtime.init_process(1)
-    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
+    runtime.init_process(5)  # a second transport of the process
+    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20 + 2 * 5
 
 
 def deferrer_scenario(mode: str) -> None:

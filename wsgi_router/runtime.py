@@ -144,15 +144,16 @@ def _native_pool() -> Any:
 
 
 def init_process(workers: int) -> None:
-    """Sizes gevent's hub pool: every channel with calls holds one of its threads, and DNS needs some too.
+    """Makes room in gevent's hub pool: every channel with calls holds one of its threads, and DNS needs some.
 
-    Called after the fork and before the first call. `workers` is the number of workers there may be.
+    Called after the fork and before the first call, by each transport of a process. `workers` is the number
+    of workers it may have.
     """
     if patched():
         import gevent
 
         pool = gevent.get_hub().threadpool
-        pool.maxsize = max(pool.maxsize, _SPARE_HUB_THREADS + 2 * workers)
+        pool.maxsize = max(pool.maxsize, _SPARE_HUB_THREADS) + 2 * workers
 
 
 class Wakeup(Protocol):
@@ -412,7 +413,7 @@ class Drain:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def begin(self, seconds: float) -> None:
-        """Streams may run for `seconds` more. Only the first call counts. Safe in a signal handler."""
+        """Streams may run for `seconds` more. Only the first call counts."""
         if self.deadline is None:
             self.deadline = time.monotonic() + seconds
             call_later(max(seconds, 0.0), self._wake_all)
