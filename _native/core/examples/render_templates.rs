@@ -60,7 +60,9 @@ fn run(case: &Value, compiled: &mut Compiled) -> Value {
     let micros = start.elapsed().as_micros() as f64 / repeat as f64;
     match result {
         Ok(text) => json!({"text": text, "micros": micros, "forms": forms(template)}),
-        Err(error) => json!({"error": error.message, "code": format!("{:?}", error.code), "micros": micros, "forms": forms(template)}),
+        Err(error) => {
+            json!({"error": error.message, "code": format!("{:?}", error.code), "micros": micros, "forms": forms(template)})
+        }
     }
 }
 
@@ -79,7 +81,5 @@ fn forms(template: &ChatTemplate) -> Value {
 
 fn special_tokens(tokens: &Value) -> BTreeMap<String, String> {
     let pairs = tokens.as_object().into_iter().flatten();
-    pairs
-        .filter_map(|(name, token)| Some((name.clone(), token.as_str()?.to_owned())))
-        .collect()
+    pairs.filter_map(|(name, token)| Some((name.clone(), token.as_str()?.to_owned()))).collect()
 }
