@@ -2,14 +2,17 @@
 
 use std::fmt;
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use super::value::{Generator, as_float};
+use super::value::{Dict, Generator, as_float};
 use super::{clock, json, lazy, methods, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
 pub const NOW: &str = "now\0";
+
+/// How much of a raised message is kept; templates may put a whole conversation into one.
+const MAX_MESSAGE: usize = 4096;
 
 /// What a template passed to `raise_exception`.
 #[derive(Debug)]
@@ -35,6 +38,14 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("list", list);
     env.add_filter("safe", safe);
     env.add_filter(source::ITERATED, iterated);
+    env.add_filter(source::STORED, stored);
+    env.add_filter("int", int);
+    env.add_filter("float", float);
+    env.add_filter("default", default);
+    env.add_filter("d", default);
+    env.add_filter("e", escape);
+    env.add_filter("escape", escape);
+    env.add_filter("forceescape", escape);
     lazy::install(env);
     env.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || as_float(value).is_some()
@@ -52,32 +63,26 @@ fn bad(message: impl Into<String>) -> Error {
 }
 
 /// `{{ value }}`.
-fn print(out: &mut Output, _state: &mut State, value: &Value) -> Result<(), Error> {
-    match value.as_str() {
-        Some(text) => out.write_str(text).map_err(Error::from),
-        None => repr::write_str(out, value).map_err(|_| bad("value is nested too deeply to print")),
-    }
+fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    repr::write_str(out, value, state)
 }
 
 /// The filter `string`: `str(value)`.
 fn string(state: &State, value: &Value) -> Result<Value, Error> {
-    if value.as_str().is_some() {
-        return Ok(value.clone());
+    match value.as_str() {
+        Some(_) => Ok(value.clone()),
+        None => repr::to_text(value, state).map(Value::from),
     }
-    let mut out = String::new();
-    repr::write_str(&mut out, value).map_err(|_| bad("value is nested too deeply to print"))?;
-    state.consume_fuel((out.len() / 8) as u64)?;
-    Ok(Value::from(out))
 }
 
 /// The filter `trim`, by Python's white space.
-fn trim(value: &Value, chars: Option<&str>) -> Result<Value, Error> {
-    let mut text = String::new();
-    repr::write_str(&mut text, value).map_err(|_| bad("value is nested too deeply to print"))?;
-    Ok(Value::from(match chars {
-        Some(chars) => text.trim_matches(|c| chars.contains(c)),
-        None => strings::strip(&text),
-    }))
+fn trim(state: &State, value: &Value, chars: Option<&str>) -> Result<Value, Error> {
+    let text = repr::to_text(value, state)?;
+    let Some(chars) = chars else {
+        return Ok(Value::from(strings::strip(&text)));
+    };
+    let set = strings::CharSet::new(chars);
+    Ok(Value::from(text.trim_matches(|c| set.contains(c))))
 }
 
 /// The filter `length`: an error on None and numbers, 0 on what is undefined.
@@ -109,6 +114,117 @@ fn iterated(value: &Value) -> Result<Value, Error> {
     }
 }
 
+/// How many containers were stored in namespaces.
+#[derive(Default)]
+struct Stores(u64);
+
+/// What a namespace's attribute is set to. Pays for its length, and every so often looks how deep it is.
+fn stored(state: &mut State, value: Value) -> Result<Value, Error> {
+    let Some(length) = value.as_object().map(|_| value.len().unwrap_or(0)) else {
+        return Ok(value);
+    };
+    state.consume_fuel((length / 16) as u64)?;
+    let stores = state.get_or_insert_extension_with(Stores::default);
+    stores.0 += 1;
+    if stores.0.is_multiple_of(16) {
+        check_depth(&value, 0, state)?;
+    }
+    Ok(value)
+}
+
+fn check_depth(value: &Value, depth: usize, state: &State) -> Result<(), Error> {
+    let containers = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
+    // Request data is 128 deep at most and cannot be added to; looking at a generator uses it up.
+    let known =
+        value.downcast_object_ref::<Dict>().is_some() || value.downcast_object_ref::<Generator>().is_some();
+    if !containers || known {
+        return Ok(());
+    }
+    if depth > repr::MAX_DEPTH {
+        return Err(bad("value is nested too deeply"));
+    }
+    state.consume_fuel(1)?;
+    let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+    for (_, item) in pairs.into_iter().flatten() {
+        check_depth(&item, depth + 1, state)?;
+    }
+    Ok(())
+}
+
+/// The filter `int(default=0, base=10)`: what cannot be read is the default.
+fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
+    let default = default.unwrap_or_else(|| Value::from(0));
+    let Some(text) = value.as_str().map(strings::strip) else {
+        let whole = as_float(value).filter(|number| number.is_finite()).map(|number| number.trunc() as i128);
+        return match value.kind() {
+            ValueKind::Bool => Value::from(i64::from(value.is_true())),
+            ValueKind::Number if whole.is_none() => value.clone(),
+            _ => whole.map_or(default, Value::from),
+        };
+    };
+    let base = base.unwrap_or(10);
+    let (sign, digits) = match text.strip_prefix('-') {
+        Some(digits) => (-1, digits),
+        None => (1, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let digits = match (base, digits.get(..2)) {
+        (16, Some("0x" | "0X")) | (8, Some("0o" | "0O")) | (2, Some("0b" | "0B")) => &digits[2..],
+        _ => digits,
+    };
+    if (2..=36).contains(&base) && !digits.starts_with(['-', '+']) {
+        if let Ok(number) = i128::from_str_radix(&digits.replace('_', ""), base) {
+            return Value::from(sign * number);
+        }
+    }
+    let whole = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    whole.map_or(default, |number| Value::from(number.trunc() as i128))
+}
+
+/// The filter `float(default=0.0)`.
+fn float(value: &Value, default: Option<Value>) -> Value {
+    let number = match value.as_str() {
+        Some(text) => strings::strip(text).parse().ok(),
+        None => as_float(value).or_else(|| f64::try_from(value.clone()).ok()),
+    };
+    number.map_or_else(|| default.unwrap_or_else(|| Value::from(0.0)), Value::from)
+}
+
+/// The filter `default(default_value='', boolean=False)`.
+fn default(
+    value: &Value,
+    default: Option<Value>,
+    boolean: Option<Value>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let default = match default {
+        None if options.has("default_value") => options.get("default_value")?,
+        given => given.unwrap_or_else(|| Value::from("")),
+    };
+    let boolean = match boolean {
+        None if options.has("boolean") => options.get::<Value>("boolean")?.is_true(),
+        given => given.is_some_and(|flag| flag.is_true()),
+    };
+    options.assert_all_used()?;
+    let replaced = value.is_undefined() || (boolean && !value.is_true());
+    Ok(if replaced { default } else { value.clone() })
+}
+
+/// The filters `escape`, `e` and `forceescape`.
+fn escape(state: &State, value: &Value) -> Result<Value, Error> {
+    let mut out = String::new();
+    for c in repr::to_text(value, state)?.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            _ => out.push(c),
+        }
+    }
+    Ok(Value::from(out))
+}
+
 /// The filter `safe`: there is no escaping here for it to switch off.
 fn safe(value: &Value) -> Value {
     value.clone()
@@ -133,10 +249,9 @@ fn is_callable(value: &Value) -> bool {
 }
 
 /// `raise_exception(message)`.
-fn raise_exception(message: &Value, _more: Rest<Value>) -> Result<Value, Error> {
-    let mut text = String::new();
-    // A message too deep to print is still an exception.
-    let _ = repr::write_str(&mut text, message);
+fn raise_exception(state: &State, message: &Value) -> Result<Value, Error> {
+    let mut text = repr::to_text(message, state)?;
+    text.truncate(text.floor_char_boundary(MAX_MESSAGE));
     Err(bad("the template raised an exception").with_source(Raised(text)))
 }
 

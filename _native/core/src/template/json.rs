@@ -8,6 +8,9 @@ use minijinja::{Error, ErrorKind, State, Value};
 use super::repr;
 use super::value::{Generator, as_float};
 
+/// A wider indent is no layout but an attempt to fill the memory.
+const MAX_INDENT: i64 = 1000;
+
 /// How `json.dumps` lays out its text.
 struct Layout {
     ascii: bool,
@@ -110,8 +113,8 @@ fn indent_text(indent: Option<Value>) -> Result<Option<String>, Error> {
         return Ok(Some(text.to_owned()));
     }
     match i64::try_from(indent) {
-        // More than a line's width is no layout; Python would write megabytes here.
-        Ok(width) => Ok(Some(" ".repeat(usize::try_from(width).unwrap_or(0).min(256)))),
+        Ok(width) if width > MAX_INDENT => Err(bad("tojson: indent is too large")),
+        Ok(width) => Ok(Some(" ".repeat(usize::try_from(width).unwrap_or(0)))),
         Err(_) => Err(bad("tojson: indent must be a number or a string")),
     }
 }
@@ -152,7 +155,7 @@ fn write_value(
         kind => return Err(bad(format!("Object of type {kind} is not JSON serializable"))),
     }
     // Paid as it grows: the engine charges only for the finished text.
-    state.consume_fuel(1 + ((out.len() - start) / 64) as u64)
+    state.consume_fuel(2 + ((out.len() - start) / 16) as u64)
 }
 
 fn write_number(out: &mut String, value: &Value) {
@@ -198,13 +201,20 @@ fn write_string(out: &mut String, text: &str, ascii: bool) {
 }
 
 /// The line break and indent in front of an item `depth` levels in.
-fn break_line(out: &mut String, layout: &Layout, depth: usize) {
-    if let Some(indent) = &layout.indent {
-        out.push('\n');
-        for _ in 0..depth {
-            out.push_str(indent);
-        }
+fn break_line(out: &mut String, layout: &Layout, depth: usize, state: &State) -> Result<(), Error> {
+    let Some(indent) = &layout.indent else { return Ok(()) };
+    state.consume_fuel((indent.len() * depth / 64) as u64)?;
+    out.push('\n');
+    for _ in 0..depth {
+        out.push_str(indent);
     }
+    Ok(())
+}
+
+/// The text between two items.
+fn separate(out: &mut String, layout: &Layout, state: &State) -> Result<(), Error> {
+    out.push_str(&layout.item_separator);
+    state.consume_fuel(((layout.item_separator.len() + layout.key_separator.len()) / 64) as u64)
 }
 
 fn write_array(
@@ -218,14 +228,14 @@ fn write_array(
     let mut any = false;
     for item in value.try_iter()?.checked() {
         if any {
-            out.push_str(&layout.item_separator);
+            separate(out, layout, state)?;
         }
-        break_line(out, layout, depth + 1);
+        break_line(out, layout, depth + 1, state)?;
         write_value(out, &item?, layout, depth + 1, state)?;
         any = true;
     }
     if any {
-        break_line(out, layout, depth);
+        break_line(out, layout, depth, state)?;
     }
     out.push(']');
     state.consume_fuel(1)
@@ -250,15 +260,15 @@ fn write_object(
     out.push('{');
     for (index, (key, item)) in pairs.iter().enumerate() {
         if index > 0 {
-            out.push_str(&layout.item_separator);
+            separate(out, layout, state)?;
         }
-        break_line(out, layout, depth + 1);
+        break_line(out, layout, depth + 1, state)?;
         write_key(out, key, layout)?;
         out.push_str(&layout.key_separator);
         write_value(out, item, layout, depth + 1, state)?;
     }
     if !pairs.is_empty() {
-        break_line(out, layout, depth);
+        break_line(out, layout, depth, state)?;
     }
     out.push('}');
     Ok(())

@@ -42,9 +42,13 @@ pub fn install(env: &mut Environment<'static>) {
         filters::slice(state, value, count, fill).and_then(generator)
     });
     env.add_filter("items", |value: &Value| filters::items(value).and_then(generator));
-    env.add_filter("reverse", |value: &Value| match value.kind() {
-        ValueKind::String => filters::reverse(value),
-        _ => filters::reverse(value).and_then(generator),
+    env.add_filter("reverse", |state: &State, value: &Value| match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            state.consume_fuel(value.len().unwrap_or(0) as u64)?;
+            filters::reverse(value).and_then(generator)
+        }
+        ValueKind::Map | ValueKind::Undefined => filters::reverse(value).and_then(generator),
+        _ => filters::reverse(value),
     });
 }
 

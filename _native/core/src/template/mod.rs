@@ -53,9 +53,9 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Half a second at worst; a conversation of 100 kB takes about a hundredth of the fuel.
+    /// Some tenths of a second at worst; a conversation of 100 kB takes about a hundredth of the fuel.
     fn default() -> Self {
-        Self { fuel: 5_000_000, max_output: 64 << 20 }
+        Self { fuel: 2_000_000, max_output: 64 << 20 }
     }
 }
 

@@ -11,7 +11,7 @@ use super::{ChatTemplate, Limits, RenderInput};
 /// A text that no template contains.
 const MARK: &str = "qz7probe";
 /// Enough for any template's few messages, little enough for a hostile one.
-const LIMITS: Limits = Limits { fuel: 500_000, max_output: 4 << 20 };
+const LIMITS: Limits = Limits { fuel: 100_000, max_output: 1 << 20 };
 
 /// The forms `template`, which passes everything as given, reads.
 pub fn forms(template: &ChatTemplate, source: &str) -> Forms {

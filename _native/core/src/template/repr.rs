@@ -2,71 +2,99 @@
 
 use std::fmt::{self, Write};
 
-use minijinja::Value;
 use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, State, Value};
 
 use super::value::{Generator, as_float};
 
 /// Containers nested deeper than this are not printed; JSON input is at most 128 deep.
 pub const MAX_DEPTH: usize = 200;
 
-/// `str(value)`: what `{{ value }}` prints. Fails on nesting beyond [`MAX_DEPTH`].
-pub fn write_str(out: &mut dyn Write, value: &Value) -> fmt::Result {
-    match value.kind() {
-        ValueKind::Undefined => Ok(()),
-        ValueKind::String => out.write_str(value.as_str().unwrap_or_default()),
-        _ => write_repr(out, value, 0),
+/// `str(value)`: what `{{ value }}` prints.
+///
+/// Containers are paid for with `state`'s fuel as they are walked. Errors: fuel used up, nesting beyond
+/// [`MAX_DEPTH`], or those of `out`.
+pub fn write_str(out: &mut dyn Write, value: &Value, state: &State) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => Ok(out.write_str(text)?),
+        None if value.is_undefined() => Ok(()),
+        None => Printer { out, state: Some(state) }.value(value, 0),
     }
 }
 
-/// `repr(value)`.
-pub fn write_repr(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
-    if depth > MAX_DEPTH {
-        return Err(fmt::Error);
-    }
-    match value.kind() {
-        ValueKind::Undefined => out.write_str("Undefined"),
-        ValueKind::None => out.write_str("None"),
-        ValueKind::String => write_quoted(out, value.as_str().unwrap_or_default()),
-        ValueKind::Map => write_map(out, value, depth),
-        ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => write!(out, "{value}"),
-        ValueKind::Seq | ValueKind::Iterable => write_sequence(out, value, depth),
-        _ => match as_float(value) {
-            Some(number) => out.write_str(&float(number)),
-            None => write!(out, "{value}"),
-        },
-    }
+/// `repr(value)` where no fuel is at hand: request data, which is as long as the request.
+pub fn write_unpaid(out: &mut dyn Write, value: &Value) -> fmt::Result {
+    Printer { out, state: None }.value(value, 0).map_err(|_| fmt::Error)
 }
 
-fn write_map(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
-    out.write_char('{')?;
-    let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
-    for (index, (key, item)) in pairs.into_iter().flatten().enumerate() {
-        if index > 0 {
-            out.write_str(", ")?;
+/// `str(value)` as a string of its own; see [`write_str`].
+pub fn to_text(value: &Value, state: &State) -> Result<String, Error> {
+    let mut out = String::new();
+    write_str(&mut out, value, state)?;
+    Ok(out)
+}
+
+struct Printer<'a, 'b> {
+    out: &'a mut dyn Write,
+    state: Option<&'a State<'b, 'b>>,
+}
+
+impl Printer<'_, '_> {
+    /// Writes `repr(value)`.
+    fn value(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(Error::new(ErrorKind::InvalidOperation, "value is nested too deeply to print"));
         }
-        write_repr(out, &key, depth + 1)?;
-        out.write_str(": ")?;
-        write_repr(out, &item, depth + 1)?;
-    }
-    out.write_char('}')
-}
-
-fn write_sequence(out: &mut dyn Write, value: &Value, depth: usize) -> fmt::Result {
-    let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
-    out.write_char(open)?;
-    let mut count = 0;
-    for item in value.try_iter().map_err(|_| fmt::Error)? {
-        if count > 0 {
-            out.write_str(", ")?;
+        if let Some(state) = self.state {
+            state.consume_fuel(2 + value.as_str().map_or(0, |text| (text.len() / 16) as u64))?;
         }
-        write_repr(out, &item, depth + 1)?;
-        count += 1;
+        match value.kind() {
+            ValueKind::Undefined => self.out.write_str("Undefined")?,
+            ValueKind::None => self.out.write_str("None")?,
+            ValueKind::String => write_quoted(self.out, value.as_str().unwrap_or_default())?,
+            ValueKind::Map => self.map(value, depth)?,
+            ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => {
+                write!(self.out, "{value}")?;
+            }
+            ValueKind::Seq | ValueKind::Iterable => self.sequence(value, depth)?,
+            _ => match as_float(value) {
+                Some(number) => self.out.write_str(&float(number))?,
+                None => write!(self.out, "{value}")?,
+            },
+        }
+        Ok(())
     }
-    if value.is_tuple() && count == 1 {
-        out.write_char(',')?;
+
+    fn map(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        self.out.write_char('{')?;
+        let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
+        for (index, (key, item)) in pairs.into_iter().flatten().enumerate() {
+            if index > 0 {
+                self.out.write_str(", ")?;
+            }
+            self.value(&key, depth + 1)?;
+            self.out.write_str(": ")?;
+            self.value(&item, depth + 1)?;
+        }
+        Ok(self.out.write_char('}')?)
     }
-    out.write_char(close)
+
+    fn sequence(&mut self, value: &Value, depth: usize) -> Result<(), Error> {
+        let (open, close) = if value.is_tuple() { ('(', ')') } else { ('[', ']') };
+        self.out.write_char(open)?;
+        let mut count = 0;
+        for item in value.try_iter()?.checked() {
+            if count > 0 {
+                self.out.write_str(", ")?;
+            }
+            self.value(&item?, depth + 1)?;
+            count += 1;
+        }
+        if value.is_tuple() && count == 1 {
+            self.out.write_char(',')?;
+        }
+        Ok(self.out.write_char(close)?)
+    }
 }
 
 /// `repr(str)`: single quotes unless only single ones are inside, unprintable characters escaped.

@@ -3,16 +3,23 @@
 /// The filter put behind what a `for` loops over: refuses what Python cannot iterate.
 pub const ITERATED: &str = "_iterated";
 
-/// Rewrites the two block tags that minijinja reads otherwise than Hugging Face's Jinja:
+/// The filter put behind what a namespace's attribute is set to: bounds what can be piled up there.
+pub const STORED: &str = "_stored";
+
+/// Rewrites the block tags that minijinja reads otherwise than Hugging Face's Jinja:
 ///
 /// - `{% generation %}` … `{% endgeneration %}`, which marks the assistant's tokens for training masks and
 ///   renders its body, becomes a plain scope;
-/// - what a `for` loops over goes through the filter [`ITERATED`], as looping over None is an error.
+/// - what a `for` loops over goes through the filter [`ITERATED`], as looping over None is an error;
+/// - what `set name.attribute =` stores goes through the filter [`STORED`]: namespaces alone outlive a
+///   loop's turn, so there a template could nest values until dropping them overflows the stack.
 ///
 /// Comments, strings and raw blocks are left alone, and no line moves.
 pub fn adapt(source: &str) -> String {
+    // Jinja reads every kind of line end as a newline.
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut out = String::with_capacity(source.len() + source.len() / 16);
-    let mut rest = source;
+    let mut rest = source.as_str();
     while let Some(at) = rest.find('{') {
         let (text, tag) = rest.split_at(at);
         out.push_str(text);
@@ -42,23 +49,42 @@ pub fn adapt(source: &str) -> String {
 fn adapt_block(out: &mut String, tag: &str) {
     let name = tag_name(tag);
     let (head, tail) = (&tag[..name.start], &tag[name.end..]);
+    let mut wrap = |word: &str, range: std::ops::Range<usize>, filter: &str| {
+        let (before, after) = (&tail[..range.start], &tail[range.end..]);
+        out.extend([head, word, before, "(", &tail[range], ")|", filter, after]);
+    };
     match &tag[name] {
         "generation" => out.extend([head, "with", tail]),
         "endgeneration" => out.extend([head, "endwith", tail]),
         "for" => match iterated(tail) {
-            Some(range) => {
-                let (before, after) = (&tail[..range.start], &tail[range.end..]);
-                out.extend([head, "for", before, "(", &tail[range], ")|", ITERATED, after]);
-            }
+            Some(range) => wrap("for", range, ITERATED),
+            None => out.push_str(tag),
+        },
+        "set" => match stored(tail) {
+            Some(range) => wrap("set", range, STORED),
             None => out.push_str(tag),
         },
         _ => out.push_str(tag),
     }
 }
 
+/// A tag's inside, from behind its name.
+fn inside(text: &str) -> Option<&str> {
+    Some(text.strip_suffix("%}")?.trim_end_matches(['-', '+']).trim_end())
+}
+
+/// Where in `set NAME.ATTRIBUTE = WHAT %}`, from behind the `set`, WHAT stands.
+fn stored(text: &str) -> Option<std::ops::Range<usize>> {
+    let body = inside(text)?;
+    let (target, _) = body.split_once('=')?;
+    let simple = |c: char| c.is_alphanumeric() || c == '_' || c == '.' || c.is_whitespace();
+    let range = trimmed(body, target.len() + 1, body.len());
+    (target.contains('.') && target.chars().all(simple) && !range.is_empty()).then_some(range)
+}
+
 /// Where in `for TARGET in WHAT [if TEST] [recursive] %}`, from behind the `for`, WHAT stands.
 fn iterated(text: &str) -> Option<std::ops::Range<usize>> {
-    let body = text.strip_suffix("%}")?.trim_end_matches(['-', '+']).trim_end();
+    let body = inside(text)?;
     let mut start = None;
     for (at, word) in words(body) {
         match (word, start) {
@@ -171,7 +197,6 @@ mod tests {
             "{{ '{% generation %}' }}",
             "{% raw %}{% generation %}{% endraw %}",
             "{% if add_generation_prompt %}generation{% endif %}",
-            "{% generation",
             "{{ 'é generation \\'",
             "{",
             "{% for %}",
@@ -183,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_loop_goes_over_is_wrapped() {
+    fn what_loops_go_over_and_namespaces_store_is_wrapped() {
         for (source, want) in [
             ("{% for x in a %}", "{% for x in (a)|_iterated %}"),
             ("{%- for k, v in d.items() -%}", "{%- for k, v in (d.items())|_iterated -%}"),
@@ -193,6 +218,9 @@ mod tests {
                 "{% for x in [1 if y else 2, 'if'] if z %}",
                 "{% for x in ([1 if y else 2, 'if'])|_iterated if z %}",
             ),
+            ("{%- set ns.a = ns.a + [x] -%}", "{%- set ns.a = (ns.a + [x])|_stored -%}"),
+            ("{% set a = b.c == 1 %}", "{% set a = b.c == 1 %}"),
+            ("{% set ns.a %}", "{% set ns.a %}"),
             ("{% for index in f(\n in=1) %}", "{% for index in (f(\n in=1))|_iterated %}"),
         ] {
             assert_eq!(adapt(source), want);

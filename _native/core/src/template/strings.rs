@@ -14,17 +14,39 @@ pub fn strip(text: &str) -> &str {
     text.trim_matches(is_space)
 }
 
+/// The characters to strip. A long list of them must not cost its length for each character of the text.
+pub struct CharSet(Vec<char>);
+
+impl CharSet {
+    pub fn new(chars: &str) -> Self {
+        let mut set: Vec<char> = chars.chars().collect();
+        set.sort_unstable();
+        set.dedup();
+        Self(set)
+    }
+
+    pub fn contains(&self, c: char) -> bool {
+        self.0.binary_search(&c).is_ok()
+    }
+}
+
 /// Calls `str` method `name`.
 pub fn call(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     match name {
         "strip" | "lstrip" | "rstrip" => strip_method(text, name, args),
         "split" | "rsplit" => split_method(text, name, args),
         "replace" => replace(state, text, args),
-        "startswith" | "endswith" => affix(text, name, args),
-        "find" | "rfind" | "index" | "rindex" | "count" => search(text, name, args),
+        "startswith" | "endswith" => affix(state, text, name, args),
+        "find" | "rfind" | "index" | "rindex" | "count" => {
+            pay(state, text.len())?;
+            search(text, name, args)
+        }
         "ljust" | "rjust" | "center" | "zfill" => pad(state, text, name, args),
         "join" => join(state, text, args),
-        "format" => format(FormatStyle::StrFormat, text, args).map(Value::from),
+        "format" => {
+            check_widths(text)?;
+            format(FormatStyle::StrFormat, text, args).map(Value::from)
+        }
         "splitlines" => splitlines(text, args),
         "partition" | "rpartition" => partition(text, name, args),
         "removeprefix" | "removesuffix" => {
@@ -62,9 +84,22 @@ fn argument<'a>(given: Option<&'a Value>, options: &'a Kwargs, name: &str) -> Re
     Ok(value.filter(|value| !value.is_none()))
 }
 
+/// Refuses a format whose widths or precisions would fill the memory.
+fn check_widths(text: &str) -> Result<(), Error> {
+    let fields = text.split('{').skip(1).map(|field| field.split('}').next().unwrap_or_default());
+    let specs = fields.filter_map(|field| Some(field.split_once(':')?.1));
+    for spec in specs {
+        if spec.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 4) {
+            return Err(bad("format: width or precision is too large"));
+        }
+    }
+    Ok(())
+}
+
 fn strip_method(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (chars,): (Option<&str>,) = from_args(args)?;
-    let matches = |c: char| chars.map_or_else(|| is_space(c), |set| set.contains(c));
+    let set = chars.map(CharSet::new);
+    let matches = |c: char| set.as_ref().map_or_else(|| is_space(c), |set| set.contains(c));
     Ok(Value::from(match name {
         "strip" => text.trim_matches(matches),
         "lstrip" => text.trim_start_matches(matches),
@@ -145,9 +180,12 @@ fn replace(state: &State, text: &str, args: &[Value]) -> Result<Value, Error> {
     Ok(Value::from(text.replacen(old, new, count)))
 }
 
-fn affix(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
+fn affix(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {
     let (wanted, start, end): (&Value, Option<i64>, Option<i64>) = from_args(args)?;
-    let text = window(text, start, end).unwrap_or_default();
+    if start.is_some() || end.is_some() {
+        pay(state, 4 * text.len())?;
+    }
+    let Some(text) = window(text, start, end) else { return Ok(Value::from(false)) };
     let test = |wanted: &Value| match wanted.as_str() {
         Some(wanted) if name == "startswith" => Ok(text.starts_with(wanted)),
         Some(wanted) => Ok(text.ends_with(wanted)),

@@ -65,7 +65,7 @@ impl Object for Dict {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        repr::write_str(f, &Value::from_dyn_object(self.clone()))
+        repr::write_unpaid(f, &Value::from_dyn_object(self.clone()))
     }
 }
 
