@@ -6,10 +6,10 @@ said in ``wsgi_router/_core.pyi``.
 """
 
 import json
-import os
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from posix.unistd cimport getpid
 
 from wsgi_router_core cimport *
 
@@ -108,14 +108,14 @@ cdef class Tokenizer:
             code = wr_tokenizer_load(path_data, path_size, template_data, template_size, &self.handle, &err)
         if code:
             raise failure(&err)
-        self.pid = os.getpid()
+        self.pid = getpid()
         if wr_tokenizer_info(self.handle, &told, &err):
             raise failure(&err)
         self.info = json.loads(owned(told))
 
     def __dealloc__(self):
         # A forked child shares the parent's pages; freeing there would only copy them.
-        if self.handle is not NULL and self.pid == os.getpid():
+        if self.handle is not NULL and self.pid == getpid():
             wr_tokenizer_free(self.handle)
 
     def encode(self, str text not None, bint add_special_tokens=True):
