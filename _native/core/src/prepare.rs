@@ -152,10 +152,10 @@ pub fn prepare(
 fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
     let mut ids = tokenizer.encode(prompt, true)?;
     let bos = tokenizer.special_tokens().get("bos_token").filter(|bos| prompt.starts_with(bos.as_str()));
-    if let Some(bos) = bos.and_then(|bos| tokenizer.token_id(bos)) {
-        if ids.starts_with(&[bos, bos]) {
-            ids.remove(0);
-        }
+    if let Some(bos) = bos.and_then(|bos| tokenizer.token_id(bos))
+        && ids.starts_with(&[bos, bos])
+    {
+        ids.remove(0);
     }
     Ok(ids)
 }

@@ -171,10 +171,11 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
         (16, Some("0x" | "0X")) | (8, Some("0o" | "0O")) | (2, Some("0b" | "0B")) => &digits[2..],
         _ => digits,
     };
-    if (2..=36).contains(&base) && !digits.starts_with(['-', '+']) {
-        if let Ok(number) = i128::from_str_radix(&digits.replace('_', ""), base) {
-            return Value::from(sign * number);
-        }
+    if (2..=36).contains(&base)
+        && !digits.starts_with(['-', '+'])
+        && let Ok(number) = i128::from_str_radix(&digits.replace('_', ""), base)
+    {
+        return Value::from(sign * number);
     }
     let whole = text.parse::<f64>().ok().filter(|number| number.is_finite());
     whole.map_or(default, |number| Value::from(number.trunc() as i128))
