@@ -23,6 +23,7 @@ test: .cache/built .cache/dev models ## all tests
 
 test-rust:
 	cargo test --locked --manifest-path _native/Cargo.toml
+	cargo test --locked --manifest-path bench/load/Cargo.toml
 
 test-python:
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
@@ -34,6 +35,8 @@ check: .cache/built .cache/dev ## format, lint, types, clippy, layers, header
 	$(BIN)/lint-imports
 	cargo fmt --manifest-path _native/Cargo.toml --check
 	cargo clippy --locked --manifest-path _native/Cargo.toml --all-targets -- -D warnings
+	cargo fmt --manifest-path bench/load/Cargo.toml --check
+	cargo clippy --locked --manifest-path bench/load/Cargo.toml --all-targets -- -D warnings
 	cargo test --locked --manifest-path _native/Cargo.toml --test header
 
 format: .cache/dev ## formats Python and Rust
@@ -49,7 +52,7 @@ lock: .cache/dev ## locks the versions of all dependencies anew
 	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group build -o requirements.lock
 	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group dev -c requirements.lock -o requirements-dev.lock
 
-bench: .cache/built .cache/dev models ## compares the router with its peers; takes several minutes
+bench: .cache/built .cache/dev models ## compares the router with its peers; takes a quarter of an hour
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 clean: ## removes everything that was built or fetched

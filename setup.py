@@ -1,4 +1,4 @@
-"""Builds the three things a wheel needs beside Python: the protobuf stubs, the Rust core, the Cython extension.
+"""Builds what a wheel needs beside Python: the protobuf stubs, the Rust core, the Cython extension.
 
 ``WSGI_ROUTER_PROFILE`` picks cargo's profile: ``release`` (default) or ``dev``, which builds faster.
 """
@@ -29,9 +29,9 @@ def generate_stubs(destination: Path) -> None:
         for source in sources
         for suffix in (".py", ".pyi", "_grpc.py")
     ]
-    if all(path.exists() for path in made):
-        if min(path.stat().st_mtime for path in made) > max(path.stat().st_mtime for path in sources):
-            return
+    oldest = min((path.stat().st_mtime if path.exists() else 0.0) for path in made)
+    if oldest > max(path.stat().st_mtime for path in sources):
+        return
     include = Path(protoc.__file__).parent / "_proto"
     outs = [f"--{kind}_out={destination}" for kind in ("python", "pyi", "grpc_python")]
     arguments = ["protoc", f"-I{PROTO}", f"-I{include}", *outs, *(str(source) for source in sources)]
@@ -72,7 +72,12 @@ class BuildExt(build_ext):
         for extension in self.extensions:
             extension.extra_objects = [library]
             extension.depends = [*extension.depends, library]
+        # The other profile's library may be older than the extension, and would not be linked then.
+        linked = ROOT / "build" / "linked-core"
+        self.force = self.force or not linked.exists() or linked.read_text() != library
         super().run()
+        linked.parent.mkdir(exist_ok=True)
+        linked.write_text(library)
 
 
 setup(

@@ -92,8 +92,8 @@ def peer_name(outcomes: list[Outcome]) -> str | None:
 
 def main() -> int:
     options = arguments()
-    # SIGTERM ends the run as Ctrl-C does (also where a shell left SIGINT ignored), so that what was started is
-    # stopped on the way out.
+    # SIGTERM ends the run as Ctrl-C does, also where a shell left SIGINT ignored: what was started is stopped
+    # on the way out.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     began = time.monotonic()

@@ -17,6 +17,11 @@ from wsgi_router.runtime import ClientWatch, Drain, call_in_pool, call_later, dr
 both = pytest.mark.parametrize("mode", MODES)
 
 
+def set_soon(flag: runtime.Wakeup) -> None:
+    time.sleep(0.05)
+    flag.set()
+
+
 def wakeup_scenario(mode: str) -> None:
     assert runtime.patched() == (mode == "gevent")
     flag = wakeup()
@@ -26,9 +31,9 @@ def wakeup_scenario(mode: str) -> None:
     assert not flag.wait(0.01)
     assert not flag.wait(0)
     assert 0.1 <= seconds(lambda: flag.wait(0.1)) < 1
-    spawn(lambda: (time.sleep(0.05), flag.set()))
+    spawn(set_soon, flag)
     assert 0.04 <= seconds(lambda: flag.wait(10)) < 5
-    spawn(lambda: (time.sleep(0.05), flag.set()))
+    spawn(set_soon, flag)
     assert flag.wait()
     assert 2.4 <= seconds(lambda: flag.wait(2.5)) < 5  # a long wait, ended by the ticker
 
@@ -136,8 +141,6 @@ def subscribed_late_scenario() -> None:
 
 def pool_scenario(mode: str) -> None:
     """A long native call holds up nobody else; its exception comes back."""
-    from wsgi_router.runtime import spawn as beside
-
     ticks: list[float] = []
 
     def tick() -> None:
@@ -145,7 +148,7 @@ def pool_scenario(mode: str) -> None:
             ticks.append(time.monotonic())
             time.sleep(0.01)
 
-    beside(tick)
+    spawn(tick)
     time.sleep(0.02)
     native_sleep = time.sleep
     if mode == "gevent":
@@ -164,8 +167,8 @@ def hub_pool_scenario() -> None:
 
     runtime.init_process(20)
     assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
-    runtime.init_process(1)
-    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20
+    runtime.init_process(5)  # a second transport of the process
+    assert gevent.get_hub().threadpool.maxsize >= 16 + 2 * 20 + 2 * 5
 
 
 def deferrer_scenario(mode: str) -> None:

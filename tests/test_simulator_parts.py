@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import Counter
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wsgi_router.simulator.__main__ import configure, parser
 from wsgi_router.simulator.answers import Answerer
 from wsgi_router.simulator.cache import BlockCache, KvEvent, Lease, block_hashes
 from wsgi_router.simulator.config import SimulatorConfig
@@ -178,3 +180,12 @@ def test_an_answer_keeps_the_requests_limits(
         assert plan.matched_token_id in ending
     if not ending & set(ids) and least == 0:
         assert given_ids == tuple(ids[:limit])
+
+
+def test_the_command_lines_defaults_are_the_configurations() -> None:
+    config = configure(parser().parse_args([]))
+    assert dataclasses.replace(config, shown={}) == SimulatorConfig()
+    assert config.shown["bind"] == "127.0.0.1:0"
+    help_text = parser().format_help()
+    assert all(action.help for action in parser()._actions)
+    assert "--kv-tokens" in help_text

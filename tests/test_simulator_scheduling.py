@@ -76,6 +76,23 @@ def test_leaving_frees_the_slot_and_the_queue() -> None:
         assert client.GetLoads().loads[0].num_used_tokens == 0
 
 
+def test_leaving_with_samples_in_the_queue() -> None:
+    with start(*FLAGS, "--max-running", "1") as worker, SchedulerClient(worker.port) as client:
+        for _ in range(3):
+            held = client.Generate(generate_request("held", [109], sampling={"n": 4}))
+            wait_until(lambda: client.info()["waiting"] == 3, 5, "three in the queue")
+            held.cancel()
+            settled(client)
+        stays = client.Generate(generate_request("stays", [109]))
+        waits = client.Generate(generate_request("waits", [1]))
+        wait_until(lambda: client.info()["waiting"] == 1, 5, "one in the queue")
+        assert client.Abort(pb.AbortRequest(request_id="waits")).success
+        assert [event.complete.finish_reason for event in waits] == ["abort"]
+        stays.cancel()
+        settled(client)
+        assert client.generate("last", [1], sampling={"max_new_tokens": 1})
+
+
 def test_abort_by_prefix(client: SchedulerClient) -> None:
     before = client.info()["aborted"]
     streams = [client.Generate(generate_request(f"ab-{number}", [109])) for number in range(2)]
@@ -162,6 +179,16 @@ def test_sigterm_lets_open_streams_finish() -> None:
         assert len(chunk_ids(list(stream))) == 4
         wait_until(lambda: not worker.running(), 5, "exit")
         assert worker.stop() == 0
+
+
+def test_a_subscription_holds_no_one_up() -> None:
+    with start() as worker, SchedulerClient(worker.port) as client:
+        reader = KvReader(client)
+        begun = time.monotonic()
+        assert worker.stop(signal.SIGTERM) == 0
+        assert time.monotonic() - begun < 3
+        reader.join(5)
+        assert not reader.is_alive()
 
 
 def test_sigint_cuts_streams() -> None:

@@ -9,13 +9,16 @@ from flask import Flask, Response, g, request
 
 from wsgi_router import api, auth, native, observability, settings
 from wsgi_router.api.answers import install_error_handlers
-from wsgi_router.api.services import Services, attach, current
+from wsgi_router.api.services import MakeTransport, Services, attach, current
+from wsgi_router.grpc_client import GrpcTransport
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN_ROUTE = "unknown"
 
 
-def create_app(configured: settings.Settings | None = None) -> Flask:
+def create_app(
+    configured: settings.Settings | None = None, make_transport: MakeTransport = GrpcTransport
+) -> Flask:
     """A Flask application with these settings, by default those of the environment. Raises SettingsError.
 
     The services of a process (`services(app)`) start with `services(app).start()` or the first request.
@@ -27,7 +30,7 @@ def create_app(configured: settings.Settings | None = None) -> Flask:
     app.config["PROPAGATE_EXCEPTIONS"] = False
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
-    attach(app, Services(configured))
+    attach(app, Services(configured, make_transport))
     install_error_handlers(app)
     app.before_request(_begin)
     app.after_request(_end)

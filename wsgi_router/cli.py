@@ -16,7 +16,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="wsgi-router", description="A router for SGLang workers.")
     commands = parser.add_subparsers(dest="command", required=True)
     serve = commands.add_parser("serve", help="serve with gunicorn; further arguments are gunicorn's")
-    serve.add_argument("-c", "--config", type=Path, help="gunicorn's configuration, if not the router's own")
+    serve.add_argument(
+        "-c",
+        "--config",
+        type=Path,
+        help="gunicorn's configuration; default: gunicorn.conf.py here, else the router's own",
+    )
     commands.add_parser("check", help="load settings and tokenizer, and say what they are")
     commands.add_parser("settings", help="print the table of settings (Markdown)")
     commands.add_parser("example", help="print a settings file with all defaults (TOML)")
@@ -40,21 +45,18 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _serve(config: Path | None, rest: list[str]) -> int:
-    """Becomes gunicorn's master. Returns only if there is no configuration to start with."""
+    """Becomes gunicorn's master. Returns only if there is no such configuration."""
     settings.load()
-    found = config or _own_configuration()
-    if found is None or not found.is_file():
-        print("wsgi-router: no gunicorn.conf.py here; name one with --config", file=sys.stderr)
+    if config is not None and not config.is_file():
+        print(f"wsgi-router: there is no file {config}", file=sys.stderr)
         return 1
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", str(found), *rest])
+    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", _configuration(config), *rest])
 
 
-def _own_configuration() -> Path | None:
-    """gunicorn.conf.py in the working directory, else that of the source tree."""
-    for folder in (Path.cwd(), Path(__file__).parent.parent):
-        if (folder / "gunicorn.conf.py").is_file():
-            return folder / "gunicorn.conf.py"
-    return None
+def _configuration(named: Path | None) -> str:
+    """The file that was named, else gunicorn.conf.py in the working directory, else the router's own."""
+    file = named or Path("gunicorn.conf.py")
+    return str(file) if file.is_file() else "python:wsgi_router.gunicorn_conf"
 
 
 def _check() -> int:

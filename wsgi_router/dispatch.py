@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from wsgi_router import runtime
+from wsgi_router import observability, runtime
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -108,7 +108,7 @@ class _Queue:
                 if len(ready) >= limit:
                     self._wait_for_room(choice)
         except RpcFailure as failure:
-            end = failure
+            end = failure.with_traceback(None)  # which would tie the queue to its own frames
         except Exception as error:
             _LOG.exception("reading from %s failed", choice.lease.worker.url)
             end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
@@ -241,6 +241,8 @@ class Generation:
         """
         queue, client = self._queue, self._client
         if queue.ready:
+            if len(queue.choices) > 1:  # one may be silent while the others talk
+                queue.expire(time.monotonic())
             return True
         now = time.monotonic()
         end = math.inf if timeout is None else now + timeout
@@ -373,13 +375,15 @@ class Dispatcher:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
                 raise
+            if tried:
+                observability.metrics().retries.inc()
             error = self._attempt(generation, lease, job, deadline - time.monotonic())
             if error is None:
                 return lease.worker
             tried.append(lease.worker)
             if not error.failover:
                 break
-            _LOG.info("%s failed before its first event: %s", lease.worker.url, error)
+            _LOG.info("%s failed before its first event: %s", lease.worker.url, error.message)
         assert error is not None
         raise error
 

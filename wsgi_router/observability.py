@@ -1,7 +1,7 @@
 """Logs and metrics: one line and one set of counts a request, at its end.
 
 Under gunicorn each process writes its values into files of a directory that PROMETHEUS_MULTIPROC_DIR names
-(gunicorn.conf.py makes and clears it), and /metrics adds them up. Elsewhere they are kept in memory.
+(gunicorn_conf.py makes and clears it), and /metrics adds them up. Elsewhere they are kept in memory.
 Labels take only values that a client cannot choose: routes, statuses, workers' addresses.
 """
 
@@ -131,7 +131,8 @@ class Metrics:
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
-_token_bounds: Sequence[float] = ()
+_token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
+"""Until the native core's own are set."""
 
 
 def set_token_bounds(bounds: Sequence[float]) -> None:

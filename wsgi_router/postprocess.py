@@ -22,7 +22,7 @@ from wsgi_router.errors import (
     WorkerAbortError,
     WorkerProtocolError,
 )
-from wsgi_router.native import ALL_DONE, CANCEL, CHOICE_DONE, FAILED, NativeError, router_error
+from wsgi_router.native import ALL_DONE, CANCEL, CHOICE_DONE, FAILED, NativeError, first_failure, router_error
 from wsgi_router.settings import Settings
 from wsgi_router.workers.transport import RpcFailure
 
@@ -77,6 +77,8 @@ class _Answer:
             else:
                 raise _upstream_error(item)
             if flags & _SPECIAL:
+                if flags & FAILED:
+                    raise self._failure(item)
                 self._act_on(choice, flags)
                 if self.done:
                     return
@@ -84,13 +86,16 @@ class _Answer:
             self._check_on_life()
 
     def _act_on(self, choice: int, flags: int) -> None:
-        if flags & FAILED:
-            message = self.stream.failure()
-            raise WorkerAbortError(message) if message is not None else WorkerProtocolError(_UNFINISHED)
         if flags & (CHOICE_DONE | CANCEL):
             self.generation.finish(choice, cancel=bool(flags & CANCEL))
         if flags & ALL_DONE:
             self.done = True
+
+    def _failure(self, item: bytes | Ended | RpcFailure) -> RouterError:
+        """What the core found wrong with `item`: the worker gave up, or does not keep to the protocol."""
+        message = self.stream.failure() or _UNFINISHED
+        aborted = type(item) is bytes and first_failure(item) is not None
+        return WorkerAbortError(message) if aborted else WorkerProtocolError(message)
 
     def _check_on_life(self) -> None:
         """Raises the reason if nothing more is to come."""
@@ -214,6 +219,8 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
         data = stream.take()
         answer.end_by(reason)
     else:
+        if answer.ended:  # closed from elsewhere
+            return
         answer.end(COMPLETE)
     if data:
         yield data

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from wsgi_router import native
-from wsgi_router.schema import ChatRequest
+from wsgi_router.schema import MAX_INT32, ChatRequest
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
 
@@ -141,7 +141,7 @@ def model_defaults(text: str) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     for name in _DEFAULTS_TAKEN & values.keys():
         value = values[name]
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_INT32:
             taken[name] = int(value) if name in _INTEGERS else float(value)
     return taken
 

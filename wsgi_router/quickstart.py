@@ -1,10 +1,11 @@
-"""``python -m wsgi_router.quickstart``: a small real model and the router in front of it, for trying things out.
+"""``python -m wsgi_router.quickstart``: a small real model and the router in front of it, to try things out.
 
-Starts the local worker and gunicorn as child processes, waits until the router is ready, prints a line to paste,
-and ends both when it is interrupted or when one of them ends.
+Starts the local worker and gunicorn as child processes, waits until the router is ready, prints a line to
+paste, and ends both when it is interrupted or when one of them ends.
 """
 
 import argparse
+import json
 import os
 import signal
 import socket
@@ -73,7 +74,7 @@ def _serve(options: argparse.Namespace, children: list[subprocess.Popen[bytes]])
     worker_port = _free_port()
     print("== starting the model", flush=True)
     worker = [sys.executable, "-m", "wsgi_router.local_worker", "--bind", f"127.0.0.1:{worker_port}"]
-    children.append(_start([*worker, "--model", str(options.model_dir), "--model-name", MODEL_NAME]))
+    children.append(_start([*worker, "--model", str(options.model_dir), "--served-model-name", MODEL_NAME]))
     print("== starting the router", flush=True)
     environment = {
         "WSGI_ROUTER_WORKERS": f"grpc://127.0.0.1:{worker_port}",
@@ -117,7 +118,8 @@ def _wait_until_ready(url: str, children: list[subprocess.Popen[bytes]]) -> bool
 
 
 def _invitation(base: str) -> str:
-    body = f'{{"model": "{MODEL_NAME}", "stream": true, "messages": [{{"role": "user", "content": "Say hello."}}]}}'
+    message = {"role": "user", "content": "Say hello."}
+    body = json.dumps({"model": MODEL_NAME, "stream": True, "messages": [message]})
     return f"""
 == ready. Paste this into another terminal (Ctrl-C here ends it all):
 

@@ -13,6 +13,7 @@ import functools
 import heapq
 import itertools
 import logging
+import os
 import sys
 import threading
 import time
@@ -31,9 +32,11 @@ _POOL_THREADS: Final = 2
 _SPARE_HUB_THREADS: Final = 16
 
 
-@functools.cache
 def patched() -> bool:
-    """Whether gevent has patched the standard library, so that sockets and locks yield to other greenlets."""
+    """Whether gevent has patched the standard library, so that sockets and locks yield to other greenlets.
+
+    Asked each time: gunicorn's master is not patched, its children are, after the fork.
+    """
     monkey = sys.modules.get("gevent.monkey")
     return monkey is not None and bool(monkey.is_module_patched("threading"))
 
@@ -141,15 +144,16 @@ def _native_pool() -> Any:
 
 
 def init_process(workers: int) -> None:
-    """Sizes gevent's hub pool: every channel with calls holds one of its threads, and DNS needs some too.
+    """Makes room in gevent's hub pool: every channel with calls holds one of its threads, and DNS needs some.
 
-    Called after the fork and before the first call. `workers` is the number of workers there may be.
+    Called after the fork and before the first call, by each transport of a process. `workers` is the number
+    of workers it may have.
     """
     if patched():
         import gevent
 
         pool = gevent.get_hub().threadpool
-        pool.maxsize = max(pool.maxsize, _SPARE_HUB_THREADS + 2 * workers)
+        pool.maxsize = max(pool.maxsize, _SPARE_HUB_THREADS) + 2 * workers
 
 
 class Wakeup(Protocol):
@@ -409,7 +413,7 @@ class Drain:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def begin(self, seconds: float) -> None:
-        """Streams may run for `seconds` more. Only the first call counts. Safe in a signal handler."""
+        """Streams may run for `seconds` more. Only the first call counts."""
         if self.deadline is None:
             self.deadline = time.monotonic() + seconds
             call_later(max(seconds, 0.0), self._wake_all)
@@ -430,3 +434,12 @@ class Drain:
 
 
 drain: Final = Drain()
+
+
+def _forget_parent() -> None:
+    """What runs in greenlets and threads stays behind in a fork."""
+    for made in (_native_pool, _ticker, _timers):
+        made.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)

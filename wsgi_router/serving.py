@@ -1,4 +1,4 @@
-"""How a process of gunicorn's starts, drains and ends; called by the hooks in gunicorn.conf.py."""
+"""How a process of gunicorn's starts, drains and ends; called by the hooks in gunicorn_conf.py."""
 
 from __future__ import annotations
 

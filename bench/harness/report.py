@@ -35,7 +35,7 @@ def machine() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("gunicorn", "gevent", "flask", "grpcio")},
-        "load_average": round(os.getloadavg()[0], 2),
+        "load average": round(os.getloadavg()[0], 2),
     }
 
 

@@ -209,7 +209,7 @@ def test_sigterm_lets_open_streams_end(pair: tuple[Worker, Router]) -> None:
     router.send(signal.SIGTERM)
     reader.join(30)
     assert seen[-1] == "[DONE]"
-    assert seen[-2]["choices"][0]["finish_reason"] == "length"
+    assert seen[-2]["choices"][0]["finish_reason"] == "stop"
     assert router.child is not None
     assert router.child.wait(15) == 0
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Queue
+from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Choice, _Queue
 from wsgi_router.grpc_client import GrpcTransport
+from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.runtime import ClientWatch
 from wsgi_router.settings import Settings
@@ -34,12 +35,6 @@ def job(ids: list[int], tokens: int = 5, choices: int = 1) -> GenerateJob:
     return GenerateJob(model="", body=body(ids, tokens), choices=choices)
 
 
-def abort_text(message: bytes) -> str | None:
-    """A first message's failure, read with protobuf."""
-    complete = pb.GenerateResponse.FromString(message).complete
-    return "given up" if complete.finish_reason == "abort" else None
-
-
 class Flow:
     """Transport, pool and dispatcher of a process, as the application makes them."""
 
@@ -49,7 +44,7 @@ class Flow:
         self.transport = GrpcTransport(self.settings)
         self.pool = WorkerPool(self.settings, self.transport)
         self.pool.start()
-        self.dispatcher = Dispatcher(self.pool, self.transport, self.settings, abort_text)
+        self.dispatcher = Dispatcher(self.pool, self.transport, self.settings, first_failure)
         wanted = len(ports) if up is None else up
         wait_until(lambda: sum(worker.available() for worker in self.pool.workers) >= wanted, 20)
 
@@ -69,10 +64,17 @@ class Flow:
         assert self.in_flight() == 0, self.pool
         up = [n for n, worker in enumerate(self.pool.workers) if worker.available()]
         wait_until(lambda: all(self.info(n)["running"] == 0 for n in up), seconds, "workers run nothing")
-        wait_until(lambda: live_queues() == 0, 10, "readers ended")
+        wait_until(lambda: running_readers() == 0, 10, "readers ended")
+
+
+def running_readers() -> int:
+    """Choices whose RPC has not ended, in the whole process."""
+    gc.collect()
+    return sum(isinstance(thing, _Choice) and thing.stream is not None for thing in gc.get_objects())
 
 
 def live_queues() -> int:
+    """Requests of which anything is still kept, in the whole process."""
     gc.collect()
     return sum(isinstance(thing, _Queue) for thing in gc.get_objects())
 

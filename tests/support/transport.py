@@ -29,13 +29,18 @@ class FakeStream:
     def __iter__(self) -> Iterator[bytes]:
         while (item := self._items.get()) is not None:
             if isinstance(item, RpcFailure):
-                raise item
+                raise _fresh(item)
             self.given += 1
             yield item
 
     def close(self) -> None:
         self.closes += 1
         self._items.put(RpcFailure("CANCELLED", "by us"))
+
+
+def _fresh(failure: RpcFailure) -> RpcFailure:
+    """A copy: a raised error keeps the frames it went through alive."""
+    return RpcFailure(failure.code, failure.details)
 
 
 Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
@@ -57,7 +62,7 @@ class FakeTransport:
         with self._lock:
             answer = self.answers.pop(0) if self.answers else ()
             if isinstance(answer, RpcFailure):
-                raise answer
+                raise _fresh(answer)
             stream = FakeStream(worker, request, *answer)
             self.streams.append(stream)
             return stream

@@ -9,8 +9,9 @@ from flask import Blueprint, Response, g, request
 from wsgi_router import native, observability, postprocess, preprocess, schema
 from wsgi_router.api.body import read_body
 from wsgi_router.api.services import Services, current
-from wsgi_router.dispatch import GenerateJob, Generation
+from wsgi_router.dispatch import Generation
 from wsgi_router.runtime import ClientWatch
+from wsgi_router.workers.transport import GenerateJob
 
 blueprint = Blueprint("chat", __name__)
 

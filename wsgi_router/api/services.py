@@ -7,6 +7,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from flask import current_app
@@ -17,10 +18,14 @@ from wsgi_router.errors import RouterError
 from wsgi_router.grpc_client import GrpcTransport
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import Transport
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
 _WORKERS_SECONDS: Final = 1.0
+
+
+MakeTransport = Callable[[Settings], Transport]
 
 
 class NoTokenizerError(RouterError):
@@ -34,8 +39,9 @@ class NoTokenizerError(RouterError):
 class Services:
     """Tokenizer, workers and dispatcher of this process, made by `start` after the fork."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, make_transport: MakeTransport = GrpcTransport) -> None:
         self.settings = settings
+        self._make_transport = make_transport
         self.started_at = int(time.time())
         _ALL.add(self)
         self._lock = threading.Lock()
@@ -43,7 +49,7 @@ class Services:
         self._tokenizer: native.Tokenizer | None = None
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
-        self._transport: Any
+        self._transport: Transport
 
     def start(self) -> None:
         """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
@@ -61,7 +67,7 @@ class Services:
     def _start(self) -> None:
         if self._tokenizer is None:
             self._tokenizer = native.load_tokenizer(self.settings)
-        self._transport = GrpcTransport(self.settings)
+        self._transport = self._make_transport(self.settings)
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._pool.start()

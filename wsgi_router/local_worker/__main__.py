@@ -12,7 +12,7 @@ from wsgi_router.worker_api.server import serve
 
 from .engine import LocalEngine, LocalOptions
 from .fetch import DEFAULT_DIR
-from .llama import ModelError
+from .llama import BATCH, ModelError
 
 
 def cores() -> int:
@@ -27,6 +27,13 @@ def _positive(text: str) -> int:
     return value
 
 
+def _slots(text: str) -> int:
+    value = _positive(text)
+    if value > BATCH:
+        raise argparse.ArgumentTypeError(f"has to be at most {BATCH}")
+    return value
+
+
 def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions]:
     """The address to bind and the engine's options."""
     parser = argparse.ArgumentParser(prog="python -m wsgi_router.local_worker", description=__doc__)
@@ -34,7 +41,7 @@ def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions]:
         "--bind", default="127.0.0.1:30001", help="HOST:PORT, port 0 for a free one (%(default)s)"
     )
     parser.add_argument("--model", type=Path, default=DEFAULT_DIR, help="folder made by fetch (%(default)s)")
-    parser.add_argument("--slots", type=_positive, default=4, help="requests decoded together (%(default)s)")
+    parser.add_argument("--slots", type=_slots, default=4, help="requests decoded together (%(default)s)")
     parser.add_argument(
         "--context-length", type=_positive, default=4096, help="tokens for each slot (%(default)s)"
     )

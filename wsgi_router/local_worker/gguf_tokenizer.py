@@ -40,7 +40,9 @@ def write_tokenizer(gguf: Path, folder: Path) -> None:
     model, cut = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")
     if model != "gpt2" or cut not in _PRE_TOKENIZERS:
         raise ModelError(f"{gguf}: no Hugging Face tokenizer can be written for model {model!r}, pre {cut!r}")
-    vocab = load_model(gguf).get_vocab()
+    # A vocabulary does not keep its model alive.
+    loaded = load_model(gguf)
+    vocab = loaded.get_vocab()
     tokens: list[str] = meta["tokenizer.ggml.tokens"]
     special = [token for token in range(len(tokens)) if vocab.is_control(token)]
     folder.mkdir(parents=True, exist_ok=True)

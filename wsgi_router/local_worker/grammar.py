@@ -3,7 +3,8 @@
 llama.cpp ends the whole process on a grammar it cannot read and on one that leads where no token can go.
 So a client's grammar is parsed into a small tree here, checked (names, left recursion, size, characters the
 vocabulary can spell), and written out anew in one plain form; only that text reaches the sampler.
-Every terminal is a set of code point ranges, which makes matching of characters split over tokens exact.
+Nodes are equal only to themselves. Every terminal is a set of code point ranges, which makes matching of
+characters split over tokens exact.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_TEXT = 256 * 1024
+MAX_RULES = 2_000
 MAX_ELEMENTS = 20_000
 MAX_REPEAT = 1_000
 MAX_DEPTH = 100
@@ -24,35 +26,35 @@ class GrammarError(ValueError):
     """A grammar that cannot be used; the message says where or why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Chars:
     """One character out of ``ranges`` (inclusive code points, sorted, disjoint)."""
 
     ranges: Ranges
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Ref:
     """Another rule."""
 
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Seq:
     """All items in order; no items: the empty text."""
 
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Alt:
     """One of the items."""
 
     items: tuple[Node, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
     """``item`` at least ``low`` and at most ``high`` times (None: no end)."""
 
@@ -104,6 +106,8 @@ def compile_rules(rules: Rules, unspellable: Ranges) -> str:
     Raises GrammarError for what llama.cpp would not survive.
     """
     names = _reachable(rules)
+    if len(names) > MAX_RULES:
+        raise GrammarError(f"the grammar has more than {MAX_RULES} rules")
     _refuse_left_recursion(rules, names)
     if sum(_size(rules[name]) for name in names) > MAX_ELEMENTS:
         raise GrammarError(

@@ -13,7 +13,7 @@ from typing import Any
 from .gguf_tokenizer import byte_alphabet
 from .grammar import Ranges
 
-BATCH = 128
+BATCH = 64
 _GREEDY_BELOW = 1e-6
 
 
@@ -71,6 +71,7 @@ class Llama:
         self._context = self._make_context(threads)
         self._batch = self._binding.LlamaBatch(n_tokens=BATCH, embd=0, n_seq_max=1)
         self.eos_ids = end_ids(self.vocab)
+        self._bytes = {char: byte for byte, char in byte_alphabet().items()}
         self.control_ids = tuple(token for token in range(self.vocab_size) if self.vocab.is_control(token))
         self.unspellable = unspellable({self.vocab.get_text(token) for token in range(self.vocab_size)})
 
@@ -84,6 +85,10 @@ class Llama:
         """Size of the KV cache: half-precision keys and values of every layer and position."""
         width = self.model.n_embd // self.model.n_head * self.model.n_head_kv
         return int(4 * width * self.model.n_layer * self.context_length * self.slots)
+
+    def token_bytes(self, token: int) -> bytes:
+        """What a token that is plain text adds to the output; nothing for the others."""
+        return bytes(self._bytes[char] for char in self.vocab.get_text(token) if char in self._bytes)
 
     def meta(self, key: str) -> str:
         """A value of the model file's header, as text; empty if it is not there."""

@@ -11,9 +11,10 @@ from typing import Any
 from wsgi_router.worker_api.engine import GenerationRequest, Sampling, invalid
 
 from .gbnf import parse_gbnf
-from .grammar import GrammarError, Ranges, compile_rules
+from .grammar import GrammarError, Ranges, Rules, compile_rules
 from .json_schema import schema_grammar
 from .llama import Llama
+from .matcher import Matcher
 from .regex import regex_rules
 
 # llama.cpp takes this one value as "choose for me".
@@ -21,6 +22,16 @@ _RANDOM_SEED = 2**32 - 1
 _SAMPLE_STRIDE = 1_000_003
 # Far beyond any logit, yet finite after division by the smallest temperature.
 _MAX_BIAS = 1e6
+_LONG_TOKEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar for the sampler, and its rules for a ``Matcher``; ``field`` is where it came from."""
+
+    field: str
+    text: str
+    rules: Rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class Plan:
 
     sampling: Sampling
     seed: int
-    grammar: str | None
+    constraint: Constraint | None
     limit: int
     stops: frozenset[int]
     withheld: frozenset[int]
@@ -43,7 +54,7 @@ class Plan:
         """A sampler that stands after ``generated``: made anew when the minimum has been reached."""
         given = self.sampling
         bias = dict(given.logit_bias)
-        if self.grammar is not None:
+        if self.constraint is not None:
             # Their names would pass for text in the grammar; the ends are its own business.
             bias |= dict.fromkeys(set(llama.control_ids) - set(llama.eos_ids), -math.inf)
         if len(generated) < self.minimum:
@@ -56,7 +67,7 @@ class Plan:
             min_p=given.min_p,
             penalties=(given.repetition_penalty, given.frequency_penalty, given.presence_penalty),
             bias=bias,
-            grammar=self.grammar,
+            grammar=None if self.constraint is None else self.constraint.text,
         )
         for token in generated:
             made.accept(token)
@@ -67,7 +78,7 @@ def plan(request: GenerationRequest, llama: Llama) -> Plan:
     """Check a request and plan it. EngineError(INVALID_ARGUMENT) names the field that cannot be served."""
     _check_request(request, llama)
     sampling = request.sampling
-    _check_ranges(sampling, llama.vocab_size)
+    _check_sampling(sampling, llama.vocab_size)
     room = llama.context_length - len(request.input_ids)
     limit = room if sampling.max_new_tokens is None else sampling.max_new_tokens
     if limit > room:
@@ -77,8 +88,8 @@ def plan(request: GenerationRequest, llama: Llama) -> Plan:
         )
     if sampling.min_new_tokens > limit:
         raise invalid(f"min_new_tokens: {sampling.min_new_tokens} is more than max_new_tokens {limit}")
-    grammar = _grammar(sampling, llama.unspellable)
-    if grammar is not None and (sampling.ignore_eos or sampling.min_new_tokens):
+    constraint = _constraint(sampling, llama.unspellable)
+    if constraint is not None and (sampling.ignore_eos or sampling.min_new_tokens):
         field = "ignore_eos" if sampling.ignore_eos else "min_new_tokens"
         raise invalid(f"{field}: cannot be combined with a constraint, whose end is the answer's end")
     withheld = frozenset(llama.eos_ids) | {t for t in sampling.stop_token_ids if t < llama.vocab_size}
@@ -88,7 +99,7 @@ def plan(request: GenerationRequest, llama: Llama) -> Plan:
     return Plan(
         sampling=sampling,
         seed=_seed(sampling, request.index),
-        grammar=grammar,
+        constraint=constraint,
         limit=limit,
         stops=sampling.stop_token_ids | ends,
         withheld=withheld,
@@ -118,28 +129,14 @@ def _check_request(request: GenerationRequest, llama: Llama) -> None:
         raise invalid("logprob_start_len: has to be -1, or within the prompt")
 
 
-def _check_ranges(sampling: Sampling, vocab_size: int) -> None:
-    numbers = {
-        "temperature": (sampling.temperature, 0.0, math.inf),
-        "min_p": (sampling.min_p, 0.0, 1.0),
-        "frequency_penalty": (sampling.frequency_penalty, -2.0, 2.0),
-        "presence_penalty": (sampling.presence_penalty, -2.0, 2.0),
-    }
-    for name, (value, low, high) in numbers.items():
-        if not math.isfinite(value) or not low <= value <= high:
-            raise invalid(f"{name}: {value} is not between {low} and {high}")
-    if not 0.0 < sampling.top_p <= 1.0:
-        raise invalid(f"top_p: {sampling.top_p} is not in (0, 1]")
-    if not 0.0 < sampling.repetition_penalty <= 2.0:
-        raise invalid(f"repetition_penalty: {sampling.repetition_penalty} is not in (0, 2]")
-    if sampling.top_k != -1 and sampling.top_k < 1:
-        raise invalid(f"top_k: {sampling.top_k} is neither -1 nor at least 1")
+def _check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    # The servicer has checked the ranges that hold for every worker.
+    if not math.isfinite(sampling.temperature):
+        raise invalid("temperature: has to be finite")
     if sampling.stop:
         raise invalid("stop: this worker has no tokenizer to match stop strings with; send stop_token_ids")
     if sampling.structural_tag is not None:
         raise invalid("structural_tag: not supported by this worker")
-    if sampling.stream_interval is not None and sampling.stream_interval < 1:
-        raise invalid("stream_interval: has to be at least 1")
     for token, bias in sampling.logit_bias.items():
         if not 0 <= token < vocab_size or not abs(bias) <= _MAX_BIAS:
             raise invalid(
@@ -160,7 +157,7 @@ def _seed(sampling: Sampling, index: int) -> int:
     return (int(seed) + index * _SAMPLE_STRIDE) % _RANDOM_SEED
 
 
-def _grammar(sampling: Sampling, holes: Ranges) -> str | None:
+def _constraint(sampling: Sampling, holes: Ranges) -> Constraint | None:
     for field in ("regex", "json_schema", "ebnf_grammar"):
         text = getattr(sampling, field)
         if text is not None:
@@ -172,7 +169,11 @@ def _grammar(sampling: Sampling, holes: Ranges) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _compiled(field: str, text: str, holes: Ranges) -> str:
+def _compiled(field: str, text: str, holes: Ranges) -> Constraint:
     if field == "regex":
-        return compile_rules(regex_rules(text), holes)
-    return compile_rules(parse_gbnf(schema_grammar(text) if field == "json_schema" else text), holes)
+        rules = regex_rules(text)
+    else:
+        rules = parse_gbnf(schema_grammar(text) if field == "json_schema" else text)
+    made = Constraint(field, compile_rules(rules, holes), rules)
+    Matcher(rules).probe(_LONG_TOKEN)
+    return made

@@ -16,10 +16,19 @@ from typing import Any
 
 import grpc
 
-from wsgi_router.worker_api.engine import EngineError, EngineLoads, GenerationRequest, Step, TokenLogprob
+from wsgi_router.worker_api.engine import (
+    EngineError,
+    EngineLoads,
+    GenerationRequest,
+    Step,
+    TokenLogprob,
+    invalid,
+)
 
+from .grammar import GrammarError
 from .llama import BATCH, Llama
 from .logprobs import token_logprob
+from .matcher import Matcher
 from .sampling import Plan
 
 # Prompt tokens a step while others are generating: more would hold up their next token.
@@ -49,6 +58,7 @@ class Slot:
     last_used: float = 0.0
     job: Job | None = None
     sampler: Any = None
+    matcher: Matcher | None = None
     cached: int = 0
     generated: list[int] = field(default_factory=list)
     pending: Step | None = None
@@ -59,10 +69,11 @@ class Slot:
         self.job, self.cached, self.fed = job, reused, reused
         self.tokens = list(job.request.input_ids)
         self.generated, self.pending, self.prompt_rows, self.sampler = [], None, [], None
+        self.matcher = None if job.plan.constraint is None else Matcher(job.plan.constraint.rules)
 
     def free(self) -> None:
         """Let the job go; what has been fed stays for the next prompt."""
-        self.job = self.sampler = self.pending = None
+        self.job = self.sampler = self.matcher = self.pending = None
         del self.tokens[self.fed :]
         self.last_used = time.monotonic()
 
@@ -128,7 +139,8 @@ class SlotLoop:
     def loads(self) -> EngineLoads:
         """The loop's state; read without stopping it."""
         busy = [slot for slot in self._slots if slot.job is not None]
-        waiting = list(self._waiting)
+        with self._changed:
+            waiting = list(self._waiting)
         limit = time.monotonic() - _RATE_WINDOW
         rate = sum(count for when, count in list(self._rates) if when >= limit) / _RATE_WINDOW
         return EngineLoads(
@@ -255,6 +267,16 @@ class SlotLoop:
         stopped = token in job.plan.stops
         reason = "stop" if stopped else "length" if len(slot.generated) >= job.plan.limit else None
         self._emit(slot, job, [token], entry, reason)
+        if reason is None and slot.matcher is not None:
+            self._follow(slot, job, slot.matcher, token)
+
+    def _follow(self, slot: Slot, job: Job, matcher: Matcher, token: int) -> None:
+        try:
+            matcher.feed(self._llama.token_bytes(token))
+        except GrammarError as error:
+            assert job.plan.constraint is not None
+            slot.free()
+            job.deliver(invalid(f"{job.plan.constraint.field}: {error}"))
 
     def _emit(
         self, slot: Slot, job: Job, tokens: list[int], entry: TokenLogprob | None, reason: str | None

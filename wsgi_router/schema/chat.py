@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, convert, decode_object, unsupported
+from wsgi_router.schema.decode import bad, check_depth, convert, decode_object, unsupported
 from wsgi_router.schema.messages import Message, check_messages, for_template
 
 MAX_STOP: Final = 16
@@ -128,6 +128,7 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Fields that would change the answer, with the values (null besides) that ask for nothing."""
 
+_HANDED_ON: Final = frozenset({"messages", "documents", "chat_template_kwargs", "custom_params"})
 KNOWN: Final = HONOURED | INERT | NOT_SUPPORTED.keys()
 
 _TEMPLATE_OWN: Final = {
@@ -161,6 +162,8 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
     value = decode_object(body)
     request = convert({key: value[key] for key in HONOURED & value.keys()}, ChatRequest)
+    for name in _HANDED_ON & value.keys():
+        check_depth(name, value[name])
     check_messages(request.messages)
     _check_unsupported(value)
     convert({key: value[key] for key in INERT & value.keys()}, Inert)

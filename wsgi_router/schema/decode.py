@@ -15,6 +15,9 @@ from wsgi_router.errors import InvalidRequestError
 
 T = TypeVar("T")
 
+MAX_DEPTH: Final = 64
+"""Levels of what is handed on to templates and workers."""
+
 _AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -81,6 +84,15 @@ _JSON_WORDS: Final = tuple(
     (re.compile(rf"(?<![a-z]){python}(?![a-z])"), json)
     for python, json in (("int", "integer"), ("float", "number"), ("str", "string"), ("bool", "boolean"))
 )
+
+
+def check_depth(name: str, value: object, levels: int = MAX_DEPTH) -> None:
+    """Raises InvalidRequestError if the field `name` is nested more than `levels` deep."""
+    if isinstance(value, (dict, list)):
+        if levels == 0:
+            raise bad(name, f"'{name}' is nested too deeply.")
+        for item in value.values() if isinstance(value, dict) else value:
+            check_depth(name, item, levels - 1)
 
 
 def bad(param: str, message: str, code: str = "invalid_value") -> InvalidRequestError:

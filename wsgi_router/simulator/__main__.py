@@ -57,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--embedding-dim", type=int, default=0, help="answer Embed with vectors of this size")
     add("--lora", type=lora, action="append", default=[], metavar="NAME=PATH", help="a loaded adapter")
     add("--default-sampling", default="", metavar="JSON", help="default_sampling_params_json")
-    add("--weight-version", default=default.weight_version)
+    add("--weight-version", default=default.weight_version, help="as GetModelInfo tells it")
     add("--seed", type=int, default=0, help="of made-up answers and hashes")
     add(
         "--complete-ids",
@@ -72,7 +72,13 @@ def parser() -> argparse.ArgumentParser:
     add("--drain-seconds", type=float, default=DRAIN_SECONDS, help="for open streams after SIGTERM")
     add("--role", choices=("null", "prefill", "decode"), default="null", help="half of a split worker")
     add("--bootstrap-port", type=int, default=default.bootstrap_port, help="where prefill is met")
-    add("--bootstrap-timeout", type=float, default=default.bootstrap_timeout, metavar="SECONDS")
+    add(
+        "--bootstrap-timeout",
+        type=float,
+        default=default.bootstrap_timeout,
+        metavar="SECONDS",
+        help="for the two halves to meet",
+    )
     add("--history", type=int, default=16, help="last requests shown by GetServerInfo")
     return p
 

@@ -246,9 +246,22 @@ pub unsafe extern "C" fn wr_tokenizer_load(
             .transpose()?;
         let handle = Box::new(WrTokenizer { tokenizer: Arc::new(tokenizer), template });
         unsafe { give(out, Box::into_raw(handle)) }?;
+        trim_memory();
         TOKENIZERS.fetch_add(1, Ordering::Relaxed);
         Ok(())
     })
+}
+
+/// Gives back what reading the files took: tens of MiB that every process would otherwise keep.
+fn trim_memory() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: glibc's own function, callable at any time.
+        unsafe { malloc_trim(0) };
+    }
 }
 
 /// # Safety

@@ -139,9 +139,15 @@ pub fn prepare(
     let (prompt, input_ids) = source(tokenizer, template, &job, limits)?;
     let input_ids = match input_ids {
         Some(ids) => ids,
-        // A template writes its own special tokens: the tokenizer must not add BOS a second time.
-        None if job.messages.is_some() => tokenizer.encode(&prompt, false)?,
-        None => encode_raw(tokenizer, &prompt)?,
+        None => {
+            check_text(&prompt, job.context_length, tokenizer.longest_token())?;
+            if job.messages.is_some() {
+                // A template writes its own special tokens: the tokenizer must not add BOS a second time.
+                tokenizer.encode(&prompt, false)?
+            } else {
+                encode_raw(tokenizer, &prompt)?
+            }
+        }
     };
     let max_new_tokens = answer_limit(&job, input_ids.len() as u64)?;
     let body = encode(&job, &input_ids, max_new_tokens)?;
@@ -231,6 +237,24 @@ fn check_ids(ids: &[u32], vocab_size: usize) -> Result<()> {
     }
 }
 
+/// Refuses text that cannot fit whatever its tokens are: encoding takes memory many times its size.
+fn check_text(prompt: &str, context_length: Option<u64>, longest_token: usize) -> Result<()> {
+    let Some(context) = context_length else { return Ok(()) };
+    let least = (prompt.len() as u64).div_ceil(longest_token.max(1) as u64);
+    if least < context {
+        return Ok(());
+    }
+    Err(too_long(format!(
+        "This model's maximum context length is {context} tokens. However, your messages resulted in more than \
+         that ({} bytes of text). Please reduce the length of the messages.",
+        prompt.len()
+    )))
+}
+
+fn too_long(text: String) -> Error {
+    Error::new(Code::ContextLength, text).at("messages")
+}
+
 /// How many tokens the worker may make.
 fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
     if prompt == 0 {
@@ -240,20 +264,19 @@ fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
     let Some(context) = job.context_length else {
         return Ok(wanted.map(clamp));
     };
-    let too_long = |text: String| Err(Error::new(Code::ContextLength, text).at("messages"));
     if prompt >= context {
-        return too_long(format!(
+        return Err(too_long(format!(
             "This model's maximum context length is {context} tokens. However, your messages resulted in \
              {prompt} tokens. Please reduce the length of the messages."
-        ));
+        )));
     }
     match wanted {
-        Some(wanted) if wanted > context - prompt => too_long(format!(
+        Some(wanted) if wanted > context - prompt => Err(too_long(format!(
             "This model's maximum context length is {context} tokens. However, you requested {} tokens \
              ({prompt} in the messages, {wanted} in the completion). Please reduce the length of the messages or \
              completion.",
             prompt.saturating_add(wanted)
-        )),
+        ))),
         wanted => Ok(Some(clamp(wanted.unwrap_or(context - prompt)))),
     }
 }
@@ -364,6 +387,13 @@ mod tests {
             Err(Code::ContextLength)
         );
         assert_eq!(limit(json!({}), 0), Err(Code::InvalidRequest));
+    }
+
+    #[test]
+    fn text_that_cannot_fit_is_not_encoded() {
+        assert!(check_text(&"x".repeat(80), Some(10), 8).is_err());
+        assert!(check_text(&"x".repeat(72), Some(10), 8).is_ok());
+        assert!(check_text(&"x".repeat(1000), None, 8).is_ok());
     }
 
     #[test]

@@ -4,7 +4,8 @@
 //! message → new ids (ids) → decoder → [reasoning parser] → stop words (stop) → [tool parser] → answer
 //! ```
 //! The brackets are where the parsers go in: stop words apply to the answer and not to the reasoning, and what
-//! they release reaches the tool parser in order. Nothing here knows how the text is framed.
+//! they release reaches the tool parser in order. Nothing here knows how the text is framed. What rides along
+//! with the text (logprob entries, once there are any) waits beside `answer` for the event that carries it.
 
 use std::sync::Arc;
 

@@ -12,7 +12,7 @@ pub struct Ids {
     seen: u64,
     /// Digest of all ids taken, in order; recognises them in a closing message that has no count.
     digest: u64,
-    /// The last message's ids, for the same purpose.
+    /// The last chunk's ids, for the same purpose.
     last: Vec<u32>,
 }
 
@@ -25,13 +25,15 @@ impl Ids {
     /// The new ids of a chunk. Without a count all of them are.
     pub fn chunk<'a>(&mut self, ids: &'a [u32], count: u32) -> &'a [u32] {
         let fresh = if count == 0 { ids } else { self.counted(ids, count) };
-        self.take(ids, fresh, count)
+        self.last.clear();
+        self.last.extend_from_slice(ids);
+        self.take(fresh, count)
     }
 
     /// The new ids of the closing message. Without a count its form is told by what was taken before.
     pub fn complete<'a>(&mut self, ids: &'a [u32], count: u32) -> &'a [u32] {
         let fresh = if count == 0 { self.uncounted(ids) } else { self.counted(ids, count) };
-        self.take(ids, fresh, count)
+        self.take(fresh, count)
     }
 
     fn counted<'a>(&self, ids: &'a [u32], count: u32) -> &'a [u32] {
@@ -50,11 +52,9 @@ impl Ids {
         }
     }
 
-    fn take<'a>(&mut self, ids: &[u32], fresh: &'a [u32], count: u32) -> &'a [u32] {
+    fn take<'a>(&mut self, fresh: &'a [u32], count: u32) -> &'a [u32] {
         self.seen = if count == 0 { self.seen + fresh.len() as u64 } else { self.seen.max(count.into()) };
         self.digest = digest(self.digest, fresh);
-        self.last.clear();
-        self.last.extend_from_slice(ids);
         fresh
     }
 }
@@ -103,6 +103,7 @@ mod tests {
         assert_eq!(run(&[(&[1, 2], 2), (&[1, 2], 2), (&[3], 3)], (&[3], 3)), (vec![1, 2, 3], 3));
         assert_eq!(run(&[(&[1], 1), (&[3], 3)], (&[3], 3)), (vec![1, 3], 3));
         assert_eq!(run(&[(&[1], 1), (&[2], 2), (&[1], 1), (&[3], 3)], (&[], 3)), (vec![1, 2, 3], 3));
+        assert_eq!(run(&[(&[1], 1), (&[2], 2), (&[1], 1)], (&[1, 2, 3], 3)), (vec![1, 2, 3], 3));
         assert_eq!(run(&[(&[1], 1)], (&[1, 2, 3], 3)), (vec![1, 2, 3], 3), "the closing message has it all");
     }
 

@@ -375,7 +375,12 @@ impl<V: Vocabulary> fmt::Debug for Stream<V> {
 
 /// The worker's message, if this is an abort.
 fn abort(complete: &GenerateComplete) -> Option<String> {
-    let words = complete.finish_reason.strip_prefix("abort")?;
+    let reason = complete.finish_reason.as_str();
+    let end = reason.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(reason.len());
+    let (word, words) = reason.split_at(end);
+    if !matches!(word, "abort" | "aborted") {
+        return None;
+    }
     let words = words.trim_matches(|c: char| c == ':' || c.is_whitespace());
     Some(if words.is_empty() { "The worker aborted the request.".to_owned() } else { words.to_owned() })
 }

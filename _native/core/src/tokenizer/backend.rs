@@ -1,7 +1,11 @@
 //! Text → ids. Two generations of the same library behind one trait: the newer one where it takes
-//! the file, the older one for what it refuses (byte-level vocabularies that lack some bytes, regular
-//! expressions it has no matcher for …). Neither starts a thread for a single text: the newer is
-//! built without its thread pool, the older uses one for batches only, which nobody asks for here.
+//! the file and gives the same ids, the older one for what it refuses (byte-level vocabularies that
+//! lack some bytes, regular expressions it has no matcher for …) or is known to read otherwise
+//! ([`File::differs`]). Neither starts a thread for a single text: the newer is built without its
+//! thread pool, the older uses one for batches only, which nobody asks for here.
+//!
+//! One difference stays: their Unicode tables are of different years, so 65 combining marks (nearly
+//! all younger than Unicode 12) sort differently under NFC when they follow another mark.
 
 use std::collections::BTreeMap;
 
@@ -12,6 +16,7 @@ use super::file::File;
 /// A token that is matched in the text before the model sees it.
 pub struct AddedToken {
     pub id: u32,
+    /// What it decodes to: normalized, if it is matched in normalized text.
     pub content: String,
     pub special: bool,
 }
@@ -49,6 +54,9 @@ struct Pipeline(PipelineTokenizer);
 
 impl Pipeline {
     fn load(file: &File) -> Result<Self, String> {
+        if let Some(why) = file.differs() {
+            return Err(why.into());
+        }
         let canonical = file.canonical()?;
         let pipeline = tokenizers::from_json(&canonical).map_err(|e| e.to_string())?;
         // Some faults of a vocabulary show at the first use only.
@@ -72,13 +80,12 @@ impl Backend for Pipeline {
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let added = self.0.get_added_vocabulary().get_added_tokens_decoder();
-        let token = |(id, t): (u32, tokenizers::vocab::bucket_added_vocabulary::AddedToken)| AddedToken {
-            id,
-            content: t.content,
-            special: t.special,
+        let vocabulary = self.0.get_added_vocabulary();
+        let token = |id| {
+            let content = vocabulary.simple_id_to_token(id)?;
+            Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })
         };
-        added.into_iter().map(token).collect()
+        vocabulary.get_added_tokens_decoder().into_keys().filter_map(token).collect()
     }
 
     fn roles(&self) -> BTreeMap<String, String> {
@@ -109,12 +116,11 @@ impl Backend for Classic {
     }
 
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let added = self.0.get_added_tokens_decoder();
-        let token = |(id, t): (u32, tokenizers_fallback::AddedToken)| AddedToken {
-            id,
-            content: t.content,
-            special: t.special,
+        let vocabulary = self.0.get_added_vocabulary();
+        let token = |&id| {
+            let content = vocabulary.simple_id_to_token(id)?;
+            Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })
         };
-        added.into_iter().map(token).collect()
+        vocabulary.get_added_tokens_decoder().keys().filter_map(token).collect()
     }
 }

@@ -138,3 +138,99 @@ fn text(path: &Path) -> Result<Option<String>> {
 pub fn unreadable(path: &Path, why: &str) -> Error {
     Error::new(Code::Load, format!("cannot read {}: {}", path.display(), why.replace('\n', " ")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder of its own for one test, removed at its end.
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str, files: &[(&str, &str)]) -> Self {
+            let path = std::env::temp_dir().join(format!("wsgi-router-config-{name}-{}", std::process::id()));
+            std::fs::create_dir_all(path.join("additional_chat_templates")).unwrap();
+            for (name, text) in files {
+                std::fs::write(path.join(name), text).unwrap();
+            }
+            Self(path)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn load(name: &str, files: &[(&str, &str)]) -> Config {
+        Config::load(&Folder::new(name, files).0).unwrap()
+    }
+
+    #[test]
+    fn nothing_there_is_nothing_known() {
+        let config = load("empty", &[]);
+        assert!(config.special_tokens.is_empty() && config.eos_token_ids.is_empty());
+        assert_eq!((config.chat_template, config.model_max_length), (None, None));
+    }
+
+    #[test]
+    fn special_tokens_are_text_or_objects_and_the_config_wins() {
+        let config = load(
+            "special",
+            &[
+                (
+                    "tokenizer_config.json",
+                    r#"{"bos_token": null, "eos_token": {"content": "</s>"}, "add_bos_token": true,
+                        "image_token": "<img>", "extra_special_tokens": {"boi": "<boi>"}, "model_max_length": 1e30}"#,
+                ),
+                ("special_tokens_map.json", r#"{"bos_token": "<s>", "eos_token": "<other>"}"#),
+            ],
+        );
+        let found: Vec<(&str, &str)> =
+            config.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str())).collect();
+        let want = [("boi", "<boi>"), ("bos_token", "<s>"), ("eos_token", "</s>"), ("image_token", "<img>")];
+        assert_eq!(found, want);
+        assert_eq!(config.model_max_length, None);
+    }
+
+    #[test]
+    fn eos_ids_come_from_the_first_file_that_has_them() {
+        let both = [
+            ("generation_config.json", r#"{"eos_token_id": [7, 8]}"#),
+            ("config.json", r#"{"eos_token_id": 9}"#),
+        ];
+        assert_eq!(load("eos-both", &both).eos_token_ids, [7, 8]);
+        assert_eq!(load("eos-one", &both[1..]).eos_token_ids, [9]);
+        let nested =
+            [("generation_config.json", "{}"), ("config.json", r#"{"text_config": {"eos_token_id": 1}}"#)];
+        assert_eq!(load("eos-nested", &nested).eos_token_ids, [1]);
+    }
+
+    #[test]
+    fn templates_come_from_the_first_place_that_has_them() {
+        let files = [
+            ("chat_template.jinja", "A"),
+            ("chat_template.json", r#"{"chat_template": "B"}"#),
+            ("tokenizer_config.json", r#"{"chat_template": "C", "model_max_length": 4096}"#),
+        ];
+        for (n, want) in ["A", "B", "C"].into_iter().enumerate() {
+            let config = load(&format!("template-{n}"), &files[n..]);
+            assert_eq!(config.chat_template.as_deref(), Some(want));
+            assert_eq!(config.model_max_length, Some(4096));
+        }
+        let several = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}"#;
+        let more = ("additional_chat_templates/rag.jinja", "R");
+        let config = load("template-named", &[("tokenizer_config.json", several), more]);
+        assert_eq!(config.chat_template.as_deref(), Some("D"));
+        assert_eq!(config.named_templates.keys().collect::<Vec<_>>(), ["default", "rag", "tool_use"]);
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let folder = Folder::new("broken", &[("generation_config.json", "{")]);
+        let error = Config::load(&folder.0).unwrap_err();
+        assert_eq!(error.code, Code::Load);
+        assert!(error.message.contains("generation_config.json"));
+    }
+}

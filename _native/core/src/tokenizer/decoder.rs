@@ -8,6 +8,7 @@ use tokenizers_fallback::tokenizer::Decoder as _;
 use super::Tokenizer;
 use super::plan::{Lead, Plan};
 use super::stage::{self, Stage};
+use super::vocab::RAW_BYTE;
 
 /// The text of one choice, token by token. Memory is bounded (a few bytes; a kilobyte within a run
 /// of byte-fallback tokens) and a token costs the same however long the text is.
@@ -69,7 +70,7 @@ impl Machine {
             Self::Bytes { utf8, stages } => utf8.push(token, &mut |text| stage::push(stages, text, out)),
             Self::Fallback { run, stages } => {
                 let mut emit = |text: &str| stage::push(stages, text, out);
-                if tokenizer.is_raw_byte(id) {
+                if tokenizer.table.is(id, RAW_BYTE) {
                     run.byte(token[0], &mut emit);
                 } else {
                     run.end(&mut emit);

@@ -51,6 +51,40 @@ impl<'a> File<'a> {
         Ok(Self { rest: Value::Object(root), vocab, merges })
     }
 
+    /// The added tokens as the file writes them, with their ids.
+    pub fn added_tokens(&self) -> impl Iterator<Item = (String, u32)> {
+        let tokens = self.rest["added_tokens"].as_array().into_iter().flatten();
+        tokens.filter_map(|token| {
+            Some((token["content"].as_str()?.to_string(), u32::try_from(token["id"].as_u64()?).ok()?))
+        })
+    }
+
+    /// Why the newer backend must not read this file although it would: cases where its ids are
+    /// known not to be those of the released library. Files of version 2.0 are its own.
+    pub fn differs(&self) -> Option<&'static str> {
+        let model = &self.rest["model"];
+        if self.rest["version"] == "2.0" {
+            None
+        } else if model["end_of_word_suffix"].as_str().is_some_and(|suffix| !suffix.is_empty()) {
+            Some("words with a suffix are merged otherwise")
+        } else if model["dropout"].as_f64().is_some_and(|chance| chance > 0.0) {
+            Some("dropout is unknown to it")
+        } else if names(&self.rest["pre_tokenizer"], &["Metaspace"]) && self.normalizes_added_tokens() {
+            Some("added tokens are looked for behind Metaspace instead of before it")
+        } else if names(&self.rest["pre_tokenizer"], &["BertPreTokenizer", "Punctuation"]) {
+            Some("punctuation is that of a later Unicode version")
+        } else if names(&self.rest["normalizer"], &["NFD", "NFKC", "NFKD"]) {
+            Some("its decompositions are those of a later Unicode version")
+        } else {
+            None
+        }
+    }
+
+    fn normalizes_added_tokens(&self) -> bool {
+        let added = self.rest["added_tokens"].as_array().into_iter().flatten();
+        added.into_iter().any(|token| token["normalized"] == true)
+    }
+
     /// The file in the form of version 2.0. Padding and truncation are left out: a prompt is
     /// neither padded nor silently cut, as transformers' tokenizers do by default too.
     pub fn canonical(&self) -> Result<String> {
@@ -77,6 +111,13 @@ impl<'a> File<'a> {
         })?;
         Ok(out)
     }
+}
+
+/// Whether `component` or a member of it is of one of `kinds`.
+fn names(component: &Value, kinds: &[&str]) -> bool {
+    let members = [&component["pretokenizers"], &component["normalizers"]];
+    component["type"].as_str().is_some_and(|kind| kinds.contains(&kind))
+        || members.iter().filter_map(|list| list.as_array()).flatten().any(|member| names(member, kinds))
 }
 
 fn parse(span: &str) -> Result<Value> {
@@ -241,5 +282,55 @@ impl<'a> Cursor<'a> {
                 None => return Err("it ends in the middle of a JSON string".into()),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const TEXT: &str = r#" { "version": "1.0", "padding": {"pad_id": 0}, "x\"y": [1, {"a": "]}\\"}],
+        "model": { "type": "BPE", "vocab": {"a\"b": 0, "}": 1} , "merges": ["a b", "} {"], "unk_token": null },
+        "decoder": null } "#;
+
+    #[test]
+    fn a_file_is_taken_apart_by_position() {
+        let file = File::read(TEXT).unwrap();
+        assert_eq!(file.vocab, r#"{"a\"b": 0, "}": 1}"#);
+        assert_eq!(file.merges, Some(r#"["a b", "} {"]"#));
+        assert_eq!(file.rest["x\"y"], json!([1, {"a": "]}\\"}]));
+        assert_eq!(file.rest["model"]["vocab"], json!({}));
+        assert_eq!(file.rest["decoder"], Value::Null);
+    }
+
+    #[test]
+    fn the_canonical_form_has_all_of_it() {
+        let canonical: Value = serde_json::from_str(&File::read(TEXT).unwrap().canonical().unwrap()).unwrap();
+        assert_eq!(canonical["version"], "2.0");
+        assert_eq!(canonical["padding"], Value::Null);
+        assert_eq!(canonical["model"]["vocab"], json!({"a\"b": 0, "}": 1}));
+        assert_eq!(canonical["model"]["merges"], json!([["a", "b"], ["}", "{"]]));
+    }
+
+    #[test]
+    fn it_is_what_the_library_makes_of_the_whole_file() {
+        let text = crate::tokenizer::fixtures::byte_level_file().to_string();
+        let mut want: Value = serde_json::from_str(&tokenizers::canonicalize_str(&text).unwrap()).unwrap();
+        want["truncation"] = Value::Null;
+        let canonical = File::read(&text).unwrap().canonical().unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&canonical).unwrap(), want);
+    }
+
+    #[test]
+    fn broken_text_is_an_error() {
+        for end in 0..TEXT.trim_end().len() {
+            if TEXT.is_char_boundary(end) {
+                assert!(File::read(&TEXT[..end]).is_err(), "{}", &TEXT[..end]);
+            }
+        }
+        let file = File::read(r#"{"model": {"vocab": {}, "merges": ["abc"]}}"#).unwrap();
+        assert!(file.canonical().unwrap_err().contains("abc"));
     }
 }

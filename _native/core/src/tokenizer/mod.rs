@@ -15,6 +15,11 @@ mod plan;
 mod stage;
 mod vocab;
 
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,7 +31,7 @@ pub use decoder::TextDecoder;
 use decoder::{Machine, decode_all};
 use file::File;
 use plan::Plan;
-use vocab::{ByteAlphabet, Table};
+use vocab::{ByteAlphabet, RAW_BYTE, SPECIAL, Table};
 
 /// A model's tokenizer: immutable, shared by all threads without a lock of ours.
 pub struct Tokenizer {
@@ -36,17 +41,10 @@ pub struct Tokenizer {
     table: Table,
     /// What each token reads like within a text, where that differs from `table`.
     display: Option<Table>,
-    /// What an id is besides text, by id.
-    flags: Vec<u8>,
     added: HashMap<String, u32>,
     alphabet: ByteAlphabet,
     config: Config,
 }
-
-/// Skipped by `skip_special_tokens`.
-const SPECIAL: u8 = 1;
-/// One byte of a byte-fallback vocabulary.
-const RAW_BYTE: u8 = 2;
 
 impl Tokenizer {
     /// `path`: a folder with a `tokenizer.json` (and the files transformers puts beside it), or such
@@ -63,57 +61,30 @@ impl Tokenizer {
 
     fn new(text: &str, config: Config) -> std::result::Result<Self, String> {
         let file = File::read(text)?;
-        let backend = backend::load(text, &file)?;
+        let alphabet = ByteAlphabet::new();
         let byte_level = file.rest["model"]["byte_level"].as_bool().unwrap_or(false);
         let plan = Plan::new(&file.rest["decoder"], byte_level)?;
-        let mut tokenizer = Self {
-            backend,
-            plan,
-            table: Table::default(),
-            display: None,
-            flags: Vec::new(),
-            added: HashMap::new(),
-            alphabet: ByteAlphabet::new(),
-            config,
-        };
-        tokenizer.read_vocabulary(file.vocab)?;
+
+        let mut table = Table::default();
+        vocab::read(file.vocab, |id, token| {
+            let (bytes, flags) = plan.fold(token, &alphabet, false);
+            table.set(id, &bytes, flags)
+        })?;
+        let backend = backend::load(text, &file)?;
+        let mut added = HashMap::new();
+        for token in backend.added_tokens() {
+            let (bytes, flags) = plan.fold(&token.content, &alphabet, true);
+            table.set(token.id, &bytes, if token.special { flags | SPECIAL } else { flags })?;
+            added.insert(token.content, token.id);
+        }
+        for (content, id) in file.added_tokens() {
+            added.entry(content).or_insert(id);
+        }
+        table.shrink();
+        let display = if plan.displays() { Some(display(&plan, &table)?) } else { None };
+        let mut tokenizer = Self { backend, plan, table, display, added, alphabet, config };
         tokenizer.complete_config();
         Ok(tokenizer)
-    }
-
-    fn read_vocabulary(&mut self, json: &str) -> std::result::Result<(), String> {
-        vocab::read(json, |id, token| self.set(id, token, false))?;
-        for token in self.backend.added_tokens() {
-            self.set(token.id, &token.content, true)?;
-            if token.special {
-                self.flags[token.id as usize] |= SPECIAL;
-            }
-            self.added.insert(token.content, token.id);
-        }
-        self.table.shrink();
-        if self.plan.displays() {
-            let mut display = Table::default();
-            for (id, token) in self.table.iter() {
-                let text = std::str::from_utf8(token).ok().filter(|_| !self.is_raw_byte(id));
-                match text {
-                    Some(text) => display.set(id, self.plan.display(text).as_bytes())?,
-                    None => display.set(id, token)?,
-                }
-            }
-            display.shrink();
-            self.display = Some(display);
-        }
-        Ok(())
-    }
-
-    fn set(&mut self, id: u32, token: &str, added: bool) -> std::result::Result<(), String> {
-        let (bytes, raw_byte) = self.plan.fold(token, &self.alphabet, added);
-        self.table.set(id, &bytes)?;
-        if self.flags.len() <= id as usize {
-            self.flags.resize(id as usize + 1, 0);
-        }
-        self.flags[id as usize] = if raw_byte { RAW_BYTE } else { 0 };
-        Ok(())
     }
 
     /// What the files beside it leave open.
@@ -176,20 +147,19 @@ impl Tokenizer {
 
     /// Whether `skip_special_tokens` hides the token.
     pub fn is_special(&self, id: u32) -> bool {
-        self.flag(id, SPECIAL)
-    }
-
-    fn is_raw_byte(&self, id: u32) -> bool {
-        self.flag(id, RAW_BYTE)
-    }
-
-    fn flag(&self, id: u32, flag: u8) -> bool {
-        self.flags.get(id as usize).is_some_and(|flags| flags & flag != 0)
+        self.table.is(id, SPECIAL)
     }
 
     /// How many ids have a token, added ones included.
     pub fn vocab_size(&self) -> usize {
         self.table.len()
+    }
+
+    /// The length in bytes of the longest token. A text of more than a context times this cannot be
+    /// meant to fit the context, and need not be tokenised to know it: the older backend takes over a
+    /// hundred times a text's size while it works.
+    pub fn longest_token(&self) -> usize {
+        self.table.longest()
     }
 
     /// From `generation_config.json`, else `config.json`, else the tokenizer's `eos_token`.
@@ -222,6 +192,19 @@ impl Tokenizer {
     pub fn backend(&self) -> &'static str {
         self.backend.name()
     }
+}
+
+/// `table` as its tokens read within a text.
+fn display(plan: &Plan, table: &Table) -> std::result::Result<Table, String> {
+    let mut display = Table::default();
+    for (id, token) in table.iter() {
+        match std::str::from_utf8(token) {
+            Ok(text) if !table.is(id, RAW_BYTE) => display.set(id, plan.display(text).as_bytes(), 0)?,
+            _ => display.set(id, token, 0)?,
+        }
+    }
+    display.shrink();
+    Ok(display)
 }
 
 impl std::fmt::Debug for Tokenizer {

@@ -11,8 +11,8 @@ use serde_json::Value;
 use tokenizers_fallback::tokenizer::Decoder as _;
 use tokenizers_fallback::{DecoderWrapper, normalizers::Replace, normalizers::replace::ReplacePattern};
 
-use super::stage::{Edge, Stage, cleanup};
-use super::vocab::ByteAlphabet;
+use super::stage::{Edge, Stage};
+use super::vocab::{ByteAlphabet, RAW_BYTE};
 
 /// One step of a decoder, as `tokenizer.json` writes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,17 +84,17 @@ impl Plan {
         }
     }
 
-    /// What a token's string becomes in the table, and whether it stands for one raw byte.
-    pub fn fold(&self, token: &str, alphabet: &ByteAlphabet, added: bool) -> (Vec<u8>, bool) {
-        let Self::Stream { head, lead, .. } = self else { return (token.into(), false) };
+    /// What a token's string becomes in the table, and [`RAW_BYTE`] if that is one byte.
+    pub fn fold(&self, token: &str, alphabet: &ByteAlphabet, added: bool) -> (Vec<u8>, u8) {
+        let Self::Stream { head, lead, .. } = self else { return (token.into(), 0) };
         let token = head.iter().fold(token.to_string(), |token, step| step.apply(token));
         match lead {
-            Lead::ByteLevel if !added => (alphabet.decode(&token), false),
+            Lead::ByteLevel if !added => (alphabet.decode(&token), 0),
             Lead::ByteFallback => match fallback_byte(&token) {
-                Some(byte) => (vec![byte], true),
-                None => (token.into(), false),
+                Some(byte) => (vec![byte], RAW_BYTE),
+                None => (token.into(), 0),
             },
-            Lead::ByteLevel | Lead::Text => (token.into(), false),
+            Lead::ByteLevel | Lead::Text => (token.into(), 0),
         }
     }
 
@@ -240,9 +240,4 @@ fn over_text(step: &Step) -> Option<Vec<Stage>> {
         Step::WordPiece { cleanup: false, .. } => Some(vec![]),
         _ => None,
     }
-}
-
-/// What the WordPiece and CTC steps do to a token when `cleanup` is on.
-pub fn cleaned(token: String, on: bool) -> String {
-    if on { cleanup(&token) } else { token }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::plan::{PerToken, cleaned};
+use super::plan::PerToken;
 
 #[derive(Clone)]
 pub enum Stage {
@@ -225,8 +225,8 @@ impl Edge {
     }
 }
 
-/// English put together again, as the WordPiece decoder does it.
-pub fn cleanup(text: &str) -> String {
+/// English put together again if `on`, as the WordPiece and CTC decoders do it to each token.
+fn cleaned(token: String, on: bool) -> String {
     const PAIRS: [(&str, &str); 11] = [
         (" .", "."),
         (" ?", "?"),
@@ -240,5 +240,8 @@ pub fn cleanup(text: &str) -> String {
         (" 've", "'ve"),
         (" 're", "'re"),
     ];
-    PAIRS.iter().fold(text.to_string(), |text, (from, to)| text.replace(from, to))
+    if !on {
+        return token;
+    }
+    PAIRS.iter().fold(token, |text, (from, to)| text.replace(from, to))
 }

@@ -9,9 +9,16 @@ use serde::de::{Deserializer as _, MapAccess, SeqAccess, Visitor};
 pub struct Table {
     /// Where a token lies in `bytes`; `HOLE` for none. Indexed by id.
     spans: Vec<(u32, u32)>,
+    /// What a token is besides text: [`SPECIAL`], [`RAW_BYTE`]. Indexed by id.
+    flags: Vec<u8>,
     bytes: Vec<u8>,
     tokens: usize,
 }
+
+/// Skipped by `skip_special_tokens`.
+pub const SPECIAL: u8 = 1;
+/// One byte of a byte-fallback vocabulary.
+pub const RAW_BYTE: u8 = 2;
 
 const HOLE: (u32, u32) = (u32::MAX, 0);
 
@@ -29,19 +36,31 @@ impl Table {
         self.tokens
     }
 
+    /// The most bytes that one token has.
+    pub fn longest(&self) -> usize {
+        self.spans.iter().map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0) as usize
+    }
+
+    /// Whether the token `id` has `flag`.
+    pub fn is(&self, id: u32, flag: u8) -> bool {
+        self.flags.get(id as usize).is_some_and(|flags| flags & flag != 0)
+    }
+
     /// Sets the bytes of `id`; what was there before is forgotten.
-    pub fn set(&mut self, id: u32, token: &[u8]) -> Result<(), String> {
+    pub fn set(&mut self, id: u32, token: &[u8], flags: u8) -> Result<(), String> {
         if id >= MAX_ID {
             return Err(format!("token id {id} is beyond {MAX_ID}"));
         }
         let slot = id as usize;
         if slot >= self.spans.len() {
             self.spans.resize(slot + 1, HOLE);
+            self.flags.resize(slot + 1, 0);
         }
         self.tokens += usize::from(self.spans[slot] == HOLE);
         let start = self.bytes.len();
         self.bytes.extend_from_slice(token);
         self.spans[slot] = (offset(start)?, offset(self.bytes.len())?);
+        self.flags[slot] = flags;
         Ok(())
     }
 
@@ -57,6 +76,7 @@ impl Table {
 
     pub fn shrink(&mut self) {
         self.spans.shrink_to_fit();
+        self.flags.shrink_to_fit();
         self.bytes.shrink_to_fit();
     }
 }
@@ -122,5 +142,60 @@ impl ByteAlphabet {
     pub fn decode(&self, token: &str) -> Vec<u8> {
         let bytes: Option<Vec<u8>> = token.chars().map(|c| self.bytes.get(&c).copied()).collect();
         bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+    }
+
+    #[cfg(test)]
+    pub fn character(&self, byte: u8) -> char {
+        *self.bytes.iter().find(|(_, b)| **b == byte).expect("all bytes are there").0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_alphabet_is_that_of_byte_level_vocabularies() {
+        let alphabet = ByteAlphabet::new();
+        assert_eq!(alphabet.decode("Ġhello"), b" hello");
+        assert_eq!(alphabet.decode("Ċ"), b"\n");
+        assert_eq!(alphabet.decode("ĀłŃ"), [0, 0xA0, 0xAD]);
+        // Not all of the alphabet: taken as it is.
+        assert_eq!(alphabet.decode("a b"), b"a b");
+        let all: String = (0..=255u8).map(|byte| alphabet.character(byte)).collect();
+        assert_eq!(alphabet.decode(&all), (0..=255u8).collect::<Vec<u8>>());
+    }
+
+    #[test]
+    fn a_table_has_holes_and_forgets_what_it_replaces() {
+        let mut table = Table::default();
+        table.set(3, b"three", 0).unwrap();
+        table.set(1, b"", RAW_BYTE).unwrap();
+        table.set(3, b"3", SPECIAL).unwrap();
+        assert_eq!(
+            (table.get(0), table.get(1), table.get(3), table.get(9)),
+            (None, Some(&b""[..]), Some(&b"3"[..]), None)
+        );
+        assert_eq!((table.len(), table.find(b"3"), table.find(b"three")), (2, Some(3), None));
+        assert_eq!(table.longest(), 1);
+        assert!(
+            table.is(1, RAW_BYTE) && table.is(3, SPECIAL) && !table.is(3, RAW_BYTE) && !table.is(9, SPECIAL)
+        );
+        assert!(table.set(u32::MAX, b"x", 0).is_err());
+    }
+
+    #[test]
+    fn a_vocabulary_is_an_object_or_a_list() {
+        let mut found = vec![];
+        let mut token = |id: u32, token: &str| {
+            found.push((id, token.to_string()));
+            Ok(())
+        };
+        read(r#"{"a": 5, "\u00e9": 2}"#, &mut token).unwrap();
+        read(r#"[["x", -1.5], ["y", 0]]"#, &mut token).unwrap();
+        assert!(read("3", &mut token).is_err());
+        assert!(read(r#"{"a": -1}"#, &mut token).is_err());
+        let want = [(5, "a"), (2, "é"), (0, "x"), (1, "y")].map(|(id, text)| (id, text.to_string()));
+        assert_eq!(found, want);
     }
 }

@@ -1,7 +1,7 @@
 //! What holds for any ids, any cut into messages, any form of the closing message, streamed or not; and what
 //! it costs.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -218,14 +218,16 @@ fn a_megabyte_with_sixteen_stop_words_costs_linear_time() {
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_message() {
+    let tokenizer = tokenizer();
+    let text = tokenizer.encode("An answer with 日本語, and a STAR in it.\n", false).unwrap();
+    let messages: Vec<_> = (0..1_000_000).map(|n| chunk(&[text[n % text.len()]], n as u32 + 1)).collect();
     for (name, more) in [
         ("plain", json!({})),
         ("4 stop words", json!({"stop": ["STOP", "\n\n", "Observation:", "<|end|>"]})),
         ("continuous usage", json!({"continuous_usage": true})),
+        ("not streamed", json!({"streaming": false})),
     ] {
-        let mut stream = stream(more);
-        let tokens = [256, 257, 262, 263, 44, 32];
-        let messages: Vec<_> = (0..1_000_000u32).map(|n| chunk(&[tokens[n as usize % 6]], n + 1)).collect();
+        let mut stream: Stream = Stream::new(tokenizer.clone(), options(more));
         let clock = Instant::now();
         let mut bytes = 0;
         for message in &messages {
@@ -240,6 +242,11 @@ fn cost_of_a_message() {
 
 /// A tokenizer of our own making: a token for each byte, one merge, and an end of text.
 fn tokenizer() -> Arc<Tokenizer> {
+    static ONE: OnceLock<Arc<Tokenizer>> = OnceLock::new();
+    ONE.get_or_init(make_tokenizer).clone()
+}
+
+fn make_tokenizer() -> Arc<Tokenizer> {
     let plain = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let mut shifted = 256..;
     let letter = |byte: u8| if plain(&byte) { byte.into() } else { shifted.next().unwrap() };

@@ -193,6 +193,7 @@ fn failures() {
     let wordy = closing(&[], 0, "abort: out of memory", None);
     assert_eq!(first_failure(&aborted).as_deref(), Some("The worker aborted the request."));
     assert_eq!(first_failure(&wordy).as_deref(), Some("out of memory"));
+    assert_eq!(first_failure(&closing(&[], 0, "aborted", None)), first_failure(&aborted));
     assert_eq!(first_failure(&complete(&[1], 1)), None);
     assert_eq!(first_failure(&chunk(&[1], 1)), None);
     assert_eq!(first_failure(b"\xff"), None);
@@ -222,6 +223,12 @@ fn failures() {
     assert_eq!(whole.end(0).unwrap(), FAILED);
     whole.fail("{\"error\":{}}");
     assert!(whole.result().is_empty() && whole.buffer().is_empty() && !whole.started());
+}
+
+#[test]
+fn a_stream_may_move_between_threads() {
+    fn movable<T: Send>() {}
+    movable::<Stream>();
 }
 
 #[test]

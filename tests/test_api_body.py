@@ -1,0 +1,78 @@
+"""What happens to a body that is not read to its end."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.flow import tcp_pair
+from wsgi_router.api.body import LastWords, much_unread, read_body
+
+
+@pytest.mark.parametrize(
+    ("environ", "much"),
+    [
+        ({}, False),
+        ({"CONTENT_LENGTH": ""}, False),
+        ({"CONTENT_LENGTH": "10"}, False),
+        ({"CONTENT_LENGTH": "1000000"}, True),
+        ({"CONTENT_LENGTH": "odd"}, True),
+        ({"HTTP_TRANSFER_ENCODING": "chunked"}, True),
+    ],
+)
+def test_what_is_much(environ: dict[str, str], much: bool) -> None:
+    assert much_unread(environ) is much
+
+
+def test_a_body_that_was_read_is_not_unread() -> None:
+    environ = {"CONTENT_LENGTH": "100000", "wsgi.input": io.BytesIO(b"x" * 100_000)}
+    assert read_body(environ, 200_000) == b"x" * 100_000
+    assert not much_unread(environ)
+
+
+def test_without_a_length_nothing_is_read_from_a_stream_that_may_not_end() -> None:
+    assert read_body({"wsgi.input": io.BytesIO(b"next request")}, 100) == b""
+
+
+def test_a_client_that_still_sends_gets_the_answer() -> None:
+    """The answer goes out first, then what comes is dropped, then the connection is not used again."""
+    ours, theirs = tcp_pair()
+    body = SimpleNamespace(failed=False)
+    words = LastWords(b"too large", {"wsgi.input": body, "gunicorn.socket": ours})
+    answer: list[bytes] = []
+
+    def send_then_read() -> None:
+        theirs.sendall(b"x" * 20_000_000)
+        theirs.shutdown(socket.SHUT_WR)
+        answer.append(theirs.recv(100))
+
+    client = threading.Thread(target=send_then_read)
+    client.start()
+    for piece in words:
+        ours.sendall(piece)
+    words.close()
+    ours.close()
+    client.join(10)
+    theirs.close()
+    assert answer == [b"too large"]
+    assert body.failed
+
+
+def test_a_client_that_waits_is_not_waited_for_long() -> None:
+    ours, theirs = tcp_pair()
+    body = SimpleNamespace(failed=False)
+    start = time.monotonic()
+    assert list(LastWords(b"x", {"wsgi.input": body, "gunicorn.socket": ours})) == [b"x"]
+    assert time.monotonic() - start < 10
+    assert body.failed
+    ours.close()
+    theirs.close()
+
+
+def test_other_servers_are_left_alone() -> None:
+    assert list(LastWords(b"x", {"wsgi.input": io.BytesIO()})) == [b"x"]

@@ -1,0 +1,60 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tiny
+from tests.support.processes import ROOT
+from wsgi_router import cli, settings
+
+
+def test_settings_and_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["settings"]) == 0
+    assert capsys.readouterr().out == settings.markdown_table()
+    assert cli.main(["example"]) == 0
+    assert capsys.readouterr().out == settings.toml_example()
+
+
+def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["check"]) == 1
+    monkeypatch.setenv("WSGI_ROUTER_TOKENIZER_PATH", str(tiny.write(tmp_path)))
+    monkeypatch.setenv("WSGI_ROUTER_API_KEYS", "secret")
+    monkeypatch.setenv("WSGI_ROUTER_WORKR", "x")
+    capsys.readouterr()
+    assert cli.main(["check"]) == 0
+    output = capsys.readouterr().out
+    assert "vocab_size" in output
+    assert "WSGI_ROUTER_WORKR" in output
+    assert "secret" not in output
+
+
+def test_a_bad_setting_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WSGI_ROUTER_POLICY", "fastest")
+    for command in ("check", "serve"):
+        assert cli.main([command]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "WSGI_ROUTER_POLICY" in error
+
+
+def test_serve_becomes_gunicorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    called: list[Any] = []
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(os, "execv", lambda *args: called.append(args[1]))
+    cli.main(["serve", "--workers", "3"])
+    assert called[0][1:4] == ["-m", "gunicorn", "-c"]
+    assert called[0][-2:] == ["--workers", "3"]
+    assert called[0][4] == "gunicorn.conf.py"
+    monkeypatch.chdir(tmp_path)
+    cli.main(["serve"])
+    assert called[1][4] == "python:wsgi_router.gunicorn_conf"
+    assert cli.main(["serve", "-c", str(tmp_path / "none.py")]) == 1
+    with pytest.raises(SystemExit):
+        cli.main(["check", "--workers", "3"])

@@ -1,0 +1,150 @@
+"""The native core behind its Python face: loading, errors, the pool for long jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import tiny
+from wsgi_router import errors, native, runtime
+from wsgi_router.settings import Settings, SettingsError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> native.Tokenizer:
+    loaded = native.load_tokenizer(Settings(tokenizer_path=str(folder)))
+    assert loaded is not None
+    return loaded
+
+
+@pytest.fixture
+def pooled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Calls that went to the pool."""
+    calls: list[tuple[Any, ...]] = []
+    call = runtime.call_in_pool
+
+    def noted(function: Callable[..., Any], *args: Any) -> Any:
+        calls.append(args)
+        return call(function, *args)
+
+    monkeypatch.setattr(runtime, "call_in_pool", noted)
+    return calls
+
+
+def job(text: str = "hi", **fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+def test_without_a_path_there_is_no_tokenizer() -> None:
+    assert native.load_tokenizer(Settings()) is None
+
+
+def test_a_template_of_ones_own(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages %}<{{ m.content }}>{% endfor %}")
+    loaded = native.load_tokenizer(Settings(tokenizer_path=str(folder), chat_template=str(file)))
+    assert loaded is not None
+    assert loaded.prepare(job("ä")).prompt == "<ä>"
+
+
+@pytest.mark.parametrize("named", ["TOKENIZER_PATH", "CHAT_TEMPLATE"])
+def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: str) -> None:
+    broken = tmp_path / "tokenizer.json"
+    broken.write_text("{")
+    cases = {
+        "TOKENIZER_PATH": [
+            Settings(tokenizer_path=str(path)) for path in (tmp_path, broken, tmp_path / "no")
+        ],
+        "CHAT_TEMPLATE": [Settings(tokenizer_path=str(folder), chat_template=str(tmp_path / "no.jinja"))],
+    }
+    for settings in cases[named]:
+        with pytest.raises(SettingsError, match=named) as caught:
+            native.load_tokenizer(settings)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_preloaded_tokenizer_is_shared_and_starts_no_thread(folder: Path) -> None:
+    settings = Settings(tokenizer_path=str(folder))
+    threads = len(os.listdir("/proc/self/task"))
+    native.preload_tokenizer(settings)
+    try:
+        assert len(os.listdir("/proc/self/task")) == threads
+        assert native.load_tokenizer(settings) is native.load_tokenizer(settings)
+    finally:
+        native.forget_preloaded()
+    assert native.load_tokenizer(settings) is not native.load_tokenizer(settings)
+
+
+def test_short_jobs_are_done_at_once(tokenizer: native.Tokenizer, pooled: list[Any]) -> None:
+    assert native.prepare(tokenizer, job(), 1000).prompt_tokens > 0
+    assert not pooled
+
+
+def test_long_jobs_go_to_the_pool(tokenizer: native.Tokenizer, pooled: list[Any]) -> None:
+    assert native.prepare(tokenizer, job("x" * 2000), 1000).prompt_tokens > 2000
+    assert len(pooled) == 1
+
+
+def test_slow_templates_go_to_the_pool(folder: Path, tmp_path: Path, pooled: list[Any]) -> None:
+    file = tmp_path / "slow.jinja"
+    file.write_text("{% for i in range(20000) %}{% endfor %}done")
+    loaded = native.load_tokenizer(Settings(tokenizer_path=str(folder), chat_template=str(file)))
+    assert loaded is not None
+    assert native.prepare(loaded, job(), 1000).prompt == "done"
+    assert len(pooled) == 1
+
+
+def test_a_template_without_end_is_a_400(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "endless.jinja"
+    loop = "{% for i in range(10000) %}"
+    file.write_text(loop * 3 + "{% endfor %}" * 3)
+    loaded = native.load_tokenizer(Settings(tokenizer_path=str(folder), chat_template=str(file)))
+    assert loaded is not None
+    with pytest.raises(errors.InvalidRequestError) as caught:
+        native.prepare(loaded, job(), 1000)
+    assert caught.value.code == "chat_template_limit"
+
+
+def test_a_template_that_refuses_is_a_400(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "strict.jinja"
+    file.write_text("{{ raise_exception('roles must alternate') }}")
+    loaded = native.load_tokenizer(Settings(tokenizer_path=str(folder), chat_template=str(file)))
+    assert loaded is not None
+    with pytest.raises(errors.InvalidRequestError, match="roles must alternate") as caught:
+        native.prepare(loaded, job(), 1000)
+    assert (caught.value.code, caught.value.param) == ("chat_template_error", "messages")
+
+
+def test_too_long_a_prompt(tokenizer: native.Tokenizer) -> None:
+    with pytest.raises(errors.ContextLengthError) as caught:
+        native.prepare(tokenizer, job("x" * 50, context_length=20), 1000)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "status"),
+    [
+        (1, errors.InvalidRequestError, 400),
+        (2, errors.ContextLengthError, 400),
+        (3, errors.InvalidRequestError, 400),
+        (4, errors.InvalidRequestError, 400),
+        (6, errors.WorkerProtocolError, 502),
+        (7, errors.InternalError, 500),
+        (99, errors.InternalError, 500),
+    ],
+)
+def test_every_code_becomes_an_error(code: int, kind: type[errors.RouterError], status: int) -> None:
+    error = native.router_error(native.NativeError(code, "words", "field"))
+    assert type(error) is kind
+    assert error.status == status
+    assert ("words" in error.message) == (code < 7)

@@ -1,0 +1,117 @@
+"""Metrics over processes, request records, ids and labels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import ROOT
+from wsgi_router import observability
+from wsgi_router.observability import Metrics, RequestRecord, printable, request_id
+
+PROCESS = """
+import os, sys
+from wsgi_router import observability
+observability.set_token_bounds((0.01, 0.1))
+values = observability.metrics()
+for _ in range(int(sys.argv[1])):
+    record = observability.RequestRecord("POST", "/v1/chat/completions", "id")
+    record.first_token()
+    tokens = {"prompt_tokens": 2, "completion_tokens": 3, "cached_tokens": 1, "reasoning_tokens": 0}
+    times = {"itl_buckets": [1, 2, 1], "itl_sum": 0.5, "itl_count": 4}
+    record.answered({**tokens, **times, "finish_reasons": ["stop"]}, "complete")
+    if sys.argv[2] == "finish":
+        record.finish()
+values.set_workers({"grpc://a:1": (1, int(sys.argv[1]))})
+print(values.render()[0].decode())
+"""
+
+
+def run(directory: Path, count: int, finish: str = "finish") -> tuple[int, dict[str, float]]:
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(directory)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(count), finish],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    text, _ = child.communicate(timeout=60)
+    assert child.returncode == 0
+    lines = [line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#"]
+    return child.pid, {name: float(value) for name, value in lines}
+
+
+def test_metrics_add_up_over_processes(tmp_path: Path) -> None:
+    run(tmp_path, 2)
+    _, values = run(tmp_path, 3)
+    assert values['wsgi_router_requests_total{route="/v1/chat/completions",status="200"}'] == 5
+    assert values['wsgi_router_tokens_total{kind="completion"}'] == 15
+    assert values["wsgi_router_time_to_first_token_seconds_count"] == 5
+    assert values["wsgi_router_inter_token_seconds_count"] == 20
+    assert values["wsgi_router_inter_token_seconds_sum"] == pytest.approx(2.5)
+    assert values['wsgi_router_inter_token_seconds_bucket{le="0.01"}'] == 5
+    assert values['wsgi_router_inter_token_seconds_bucket{le="0.1"}'] == 15
+    assert values["wsgi_router_requests_in_flight"] == 0
+    assert values['wsgi_router_worker_up{worker="grpc://a:1"}'] == 1
+    assert values['wsgi_router_worker_requests_in_flight{worker="grpc://a:1"}'] == 5
+
+
+def test_what_a_dead_process_had_in_flight_is_no_more(tmp_path: Path) -> None:
+    from prometheus_client.multiprocess import mark_process_dead
+
+    pid, values = run(tmp_path, 4, "leave")
+    assert values["wsgi_router_requests_in_flight"] == 4
+    mark_process_dead(pid, str(tmp_path))  # type: ignore[no-untyped-call]
+    _, values = run(tmp_path, 1)
+    assert values["wsgi_router_requests_in_flight"] == 0
+    assert values["wsgi_router_time_to_first_token_seconds_count"] == 5
+
+
+def test_bounds_must_match() -> None:
+    values = Metrics((0.1, 0.2))
+    with pytest.raises(ValueError, match="zip"):
+        values.observe_inter_token([1, 2], 0.1)
+
+
+def test_a_record_is_finished_once(caplog: pytest.LogCaptureFixture) -> None:
+    before = observability.metrics().in_flight._value.get()
+    record = RequestRecord("POST", "/v1/chat/completions", "the-id")
+    assert observability.metrics().in_flight._value.get() == before + 1
+    record.label("my label\n")
+    record.status = 503
+    record.finish()
+    record.finish()
+    assert observability.metrics().in_flight._value.get() == before
+    line = record._line(0.5)
+    assert "503" in line
+    assert "id=the-id" in line
+    assert "rid=my_label?" in line
+
+
+def test_a_stream_finishes_its_record_itself() -> None:
+    record = RequestRecord("POST", "/v1/chat/completions", "x")
+    record.deferred = True
+    assert "open" in repr(record)
+    stats = {"prompt_tokens": 5, "completion_tokens": 7, "finish_reasons": ["stop", "length"]}
+    record.answered(stats, observability.CANCELLED)
+    assert "finished" in repr(record)
+    assert "prompt=5 completion=7 finish=stop,length" in record._line(1)
+    assert "cancelled" in record._line(1)
+
+
+def test_ids() -> None:
+    assert request_id("abc") == "abc"
+    made = request_id("a\nb")
+    assert made.startswith("req_")
+    assert made != request_id(None)
+
+
+def test_printable() -> None:
+    assert printable("a\r\nb\tä\x7f", 100) == "a??b???"
+    assert printable("x" * 10, 3) == "xxx"

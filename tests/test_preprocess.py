@@ -1,0 +1,150 @@
+"""From a checked request to the job for the core and the options of the answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from wsgi_router import preprocess
+from wsgi_router.schema import ChatRequest, parse_chat
+from wsgi_router.workers.worker import ModelCard
+
+CARD = ModelCard("m", context_length=4096, weight_version="w1")
+
+
+def request(**fields: Any) -> ChatRequest:
+    return parse_chat(
+        json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}], **fields}).encode()
+    )
+
+
+def job(card: ModelCard = CARD, **fields: Any) -> dict[str, Any]:
+    return preprocess.chat_job(request(**fields), card)
+
+
+def test_a_plain_job() -> None:
+    made = job()
+    assert made["messages"] == [{"role": "user", "content": "x"}]
+    assert made["add_generation_prompt"] is True
+    assert made["continue_final_message"] is False
+    assert made["context_length"] == 4096
+    assert made["max_tokens"] is None
+    assert made["stream"] is False
+    assert made["sampling"] == {}
+
+
+def test_an_unknown_context_is_no_limit() -> None:
+    assert job(ModelCard("m"))["context_length"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked_as_stream"),
+    [({}, False), ({"stream": True}, True), ({"stop": "x"}, True), ({"stop": []}, False)],
+)
+def test_when_the_worker_streams(fields: dict[str, Any], asked_as_stream: bool) -> None:
+    assert job(**fields)["stream"] is asked_as_stream
+
+
+def test_a_continued_message_has_no_generation_prompt() -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    made = job(messages=messages, continue_final_message=True)
+    assert (made["continue_final_message"], made["add_generation_prompt"]) == (True, False)
+    assert job(add_generation_prompt=False)["add_generation_prompt"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "low"}, {"reasoning_effort": "low"}),
+        (
+            {"reasoning_effort": "none"},
+            {"reasoning_effort": "none", "thinking": False, "enable_thinking": False},
+        ),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            {"reasoning_effort": "none", "thinking": False, "enable_thinking": True},
+        ),
+    ],
+)
+def test_template_arguments(fields: dict[str, Any], arguments: dict[str, Any]) -> None:
+    assert job(**fields)["chat_template_kwargs"] == arguments
+
+
+def test_the_clients_parameters_win_over_the_workers_defaults() -> None:
+    card = ModelCard(
+        "m",
+        default_sampling_params='{"temperature": 0.6, "top_k": 20, "top_p": 0.95}',
+        preferred_sampling_params='{"top_k": 30}',
+    )
+    assert job(card, temperature=0)["sampling"] == {"temperature": 0, "top_k": 30, "top_p": 0.95}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "[]",
+        "{",
+        '{"temperature": "hot", "top_k": null, "min_p": true, "stop": ["x"]}',
+        '{"top_k": 1e300}',
+    ],
+)
+def test_defaults_that_cannot_be_used_are_passed_over(text: str) -> None:
+    assert preprocess.model_defaults(text) == {}
+
+
+def test_a_seed_rides_with_the_custom_parameters() -> None:
+    assert job(seed=3)["sampling"]["custom_params"] == {"seed": 3}
+    assert job(seed=3, custom_params={"a": 1})["sampling"]["custom_params"] == {"a": 1, "seed": 3}
+    assert job(seed=3, custom_params={"seed": 4})["sampling"]["custom_params"] == {"seed": 4}
+
+
+def test_sampling_has_the_workers_names() -> None:
+    fields = {"min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True, "logit_bias": {"5": 1}}
+    assert job(**fields)["sampling"] == {
+        "min_new_tokens": 2,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "logit_bias": {"5": 1},
+    }
+
+
+def test_options_of_the_answer() -> None:
+    options = preprocess.stream_options(
+        request(
+            stream=True,
+            stream_options={"include_usage": True, "continuous_usage_stats": True},
+            n=3,
+            stop=["a", "b"],
+            stop_token_ids=[7],
+            no_stop_trim=True,
+            skip_special_tokens=False,
+        ),
+        CARD,
+        11,
+    )
+    assert options.pop("id").startswith("chatcmpl-")
+    assert options.pop("created") > 1_700_000_000
+    assert options == {
+        "model": "m",
+        "system_fingerprint": "w1",
+        "choices": 3,
+        "streaming": True,
+        "include_usage": True,
+        "continuous_usage": True,
+        "stop": ["a", "b"],
+        "stop_token_ids": [7],
+        "ignore_eos": False,
+        "no_stop_trim": True,
+        "skip_special_tokens": False,
+        "prompt_tokens": 11,
+    }
+
+
+def test_ids_of_answers_differ() -> None:
+    ids = {preprocess.stream_options(request(), CARD, 1)["id"] for _ in range(100)}
+    assert len(ids) == 100

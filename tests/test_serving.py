@@ -1,0 +1,35 @@
+"""The drain begins when gunicorn's worker has been told to end, and leaves time for last words."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.processes import wait_until
+from wsgi_router import runtime, serving
+
+
+@pytest.fixture
+def drain(monkeypatch: pytest.MonkeyPatch) -> runtime.Drain:
+    made = runtime.Drain()
+    monkeypatch.setattr(runtime, "drain", made)
+    return made
+
+
+def test_the_drain_begins_when_the_worker_ends(drain: runtime.Drain) -> None:
+    worker = SimpleNamespace(alive=True, cfg=SimpleNamespace(graceful_timeout=300))
+    serving.start(worker)
+    time.sleep(0.4)
+    assert not drain.begun
+    worker.alive = False
+    wait_until(lambda: drain.begun, 5, "the drain")
+    assert drain.deadline is not None
+    left = drain.deadline - time.monotonic()
+    assert 295 < left <= 300 - serving.LAST_WORDS_SECONDS
+
+
+def test_a_short_grace_ends_streams_at_once(drain: runtime.Drain) -> None:
+    serving.start(SimpleNamespace(alive=False, cfg=SimpleNamespace(graceful_timeout=2)))
+    wait_until(drain.due, 5, "the end of streams")

@@ -1,0 +1,155 @@
+"""Settings: their sources, bad values, and that the documents show the table."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from wsgi_router import settings
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_defaults() -> None:
+    assert settings.load({}) == settings.Settings()
+    assert settings.load({}).bind == "127.0.0.1:8080"
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text('queue_size = 5\nworkers = ["a:1", "grpc://b:2"]\nmodel = "file"\n')
+    environ = {
+        "WSGI_ROUTER_CONFIG": str(file),
+        "SGL_GRPC_ENDPOINTS": "c:3,d:4",
+        "SGL_POLICY_NAME": "random",
+        "WSGI_ROUTER_MODEL": "environment",
+        "WSGI_ROUTER_POLICY": "round_robin",
+    }
+    loaded = settings.load(environ)
+    assert loaded.queue_size == 5
+    assert loaded.workers == ("grpc://c:3", "grpc://d:4")
+    assert loaded.model == "environment"
+    assert loaded.policy == "round_robin"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "expected"),
+    [
+        ("SGL_TOKENIZER_PATH", "/models/x", "tokenizer_path", "/models/x"),
+        ("SGL_GRPC_ENDPOINT", "grpc://a:1", "workers", ("grpc://a:1",)),
+        ("SGL_GRPC_ENDPOINTS", "a:1, b:2", "workers", ("grpc://a:1", "grpc://b:2")),
+        ("SGL_POLICY_NAME", "round_robin", "policy", "round_robin"),
+        ("PORT", "9000", "bind", "0.0.0.0:9000"),
+        ("LOG_LEVEL", "DEBUG", "log_level", "debug"),
+        ("WSGI_ROUTER_WORKERS", "[::1]:30001", "workers", ("grpc://[::1]:30001",)),
+        ("WSGI_ROUTER_API_KEYS", "a,b", "api_keys", ("a", "b")),
+        ("WSGI_ROUTER_METRICS", "off", "metrics", False),
+        ("WSGI_ROUTER_TOKEN_TIMEOUT", "1.5", "token_timeout", 1.5),
+        ("WSGI_ROUTER_BIND", "unix:/run/router.sock", "bind", "unix:/run/router.sock"),
+        ("WSGI_ROUTER_WORKERS", "", "workers", ()),
+    ],
+)
+def test_values(variable: str, value: str, name: str, expected: object) -> None:
+    assert getattr(settings.load({variable: value}), name) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("WSGI_ROUTER_QUEUE_SIZE", "many"),
+        ("WSGI_ROUTER_QUEUE_SIZE", "0"),
+        ("WSGI_ROUTER_QUEUE_SIZE", "1.5"),
+        ("WSGI_ROUTER_TOKEN_TIMEOUT", "nan"),
+        ("WSGI_ROUTER_TOKEN_TIMEOUT", "-1"),
+        ("WSGI_ROUTER_METRICS", "perhaps"),
+        ("WSGI_ROUTER_POLICY", "fastest"),
+        ("WSGI_ROUTER_WORKERS", "http://a:1"),
+        ("WSGI_ROUTER_WORKERS", "grpc://a"),
+        ("WSGI_ROUTER_WORKERS", "a:0"),
+        ("WSGI_ROUTER_WORKERS", "a:99999"),
+        ("WSGI_ROUTER_WORKERS", "a:1,a:1"),
+        ("WSGI_ROUTER_BIND", "8080"),
+        ("WSGI_ROUTER_API_KEYS", "two words"),
+        ("WSGI_ROUTER_MODEL", "a\nb"),
+        ("PORT", "http"),
+        ("SGL_POLICY_NAME", "fastest"),
+        ("WSGI_ROUTER_CONFIG", "/does/not/exist.toml"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_it(variable: str, value: str) -> None:
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load({variable: value})
+    assert variable in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("queue_sise = 5", "queue_sise"),
+        ("queue_size = 'x'", "queue_size"),
+        ("queue_size = true", "queue_size"),
+        ("workers = [1]", "workers"),
+        ("model = 3", "model"),
+        ("a = = b", "TOML"),
+    ],
+)
+def test_a_bad_file_is_one_line_that_names_it(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(text)
+    with pytest.raises(settings.SettingsError) as caught:
+        settings.load({"WSGI_ROUTER_CONFIG": str(file)})
+    assert str(file) in str(caught.value)
+    assert named in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_misspelt_variables_are_found() -> None:
+    environ = {
+        "WSGI_ROUTER_WORKER": "a:1",
+        "WSGI_ROUTER_WORKERS": "a:1",
+        "WSGI_ROUTER_CONFIG": "x",
+        "WSGI_ROUTER_SERVICE_HOST": "10.0.0.1",
+        "WSGI_ROUTER_PORT": "tcp://10.0.0.1:80",
+        "WSGI_ROUTER_PORT_80_TCP": "tcp://10.0.0.1:80",
+    }
+    assert settings.unknown_variables(environ) == ["WSGI_ROUTER_WORKER"]
+
+
+@pytest.mark.parametrize(
+    ("bind", "public"),
+    [
+        ("127.0.0.1:8080", False),
+        ("localhost:80", False),
+        ("[::1]:80", False),
+        ("unix:/x", False),
+        ("0.0.0.0:80", True),
+        (":80", True),
+        ("[::]:80", True),
+        ("10.0.0.1:80", True),
+    ],
+)
+def test_public_addresses(bind: str, public: bool) -> None:
+    assert settings.Settings(bind=bind).public() is public
+
+
+def test_secrets_are_not_printed() -> None:
+    assert "secret" not in repr(settings.Settings(api_keys=("secret",)))
+
+
+def test_the_example_file_is_made_from_the_table() -> None:
+    assert (ROOT / "conf" / "router.toml").read_text() == settings.toml_example()
+    assert tomllib.loads(settings.toml_example()).keys() == settings.FIELDS.keys()
+
+
+def test_the_example_file_holds_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "router.toml"
+    file.write_text(settings.toml_example())
+    assert settings.load({"WSGI_ROUTER_CONFIG": str(file)}) == settings.Settings()
+
+
+def test_the_table_shows_every_setting() -> None:
+    table = settings.markdown_table()
+    assert all(f"`WSGI_ROUTER_{name.upper()}`" in table for name in settings.FIELDS)

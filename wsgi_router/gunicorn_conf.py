@@ -1,0 +1,111 @@
+"""gunicorn's configuration, which gunicorn.conf.py takes over. The router's own settings are not here.
+
+GUNICORN_CMD_ARGS, WEB_CONCURRENCY and the command line work as ever, and win over this.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from wsgi_router import settings
+
+try:
+    _settings = settings.load()
+except settings.SettingsError as error:
+    sys.exit(f"wsgi-router: {error}")
+
+wsgi_app = "wsgi_router.wsgi:application"
+bind = _settings.bind
+proc_name = "wsgi-router"
+
+# One process a core: each runs one hub. WEB_CONCURRENCY is gunicorn's own default for this setting.
+_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+workers = int(os.environ.get("WEB_CONCURRENCY") or _cores)
+worker_class = "gevent"
+# Streams of one process; a stream takes a connection for its whole life.
+worker_connections = 4096
+# With `-k gthread` only: there each open stream takes a thread.
+threads = 64
+backlog = 4096
+
+# The heartbeat: a process whose hub does not turn for so long is killed, its streams with it.
+timeout = 60
+# How long open streams may run on after SIGTERM; systemd's TimeoutStopSec is longer.
+graceful_timeout = 300
+# Idle connections hold up a drain for so long; a proxy's own idle time should be shorter.
+keepalive = 15
+
+# Channels, threads and hubs do not survive a fork; and patching must come before everything else.
+preload_app = False
+# Two masters of one user would overwrite each other's socket.
+control_socket_disable = True
+
+_METRICS_PREFIX = "wsgi-router-metrics-"
+_made: list[str] = []
+
+
+def on_starting(server: Any) -> None:
+    """Before the first fork: loads what the processes share, and makes room for their metrics."""
+    from wsgi_router import native
+
+    _make_metrics_directory()
+    try:
+        native.preload_tokenizer(_settings)
+    except settings.SettingsError as error:
+        on_exit(server)
+        sys.exit(f"wsgi-router: {error}")
+
+
+def on_reload(_server: Any) -> None:
+    """The files may have changed."""
+    from wsgi_router import native
+
+    native.forget_preloaded()
+
+
+def _make_metrics_directory() -> None:
+    given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    if given and not Path(given).name.startswith(_METRICS_PREFIX):
+        Path(given).mkdir(parents=True, exist_ok=True)
+        for stale in Path(given).glob("*.db"):
+            stale.unlink(missing_ok=True)
+        return
+    # Also after USR2: the name of the old master's directory is inherited, but it is still in use.
+    directory = tempfile.mkdtemp(prefix=_METRICS_PREFIX)
+    _made.append(directory)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+
+
+def post_worker_init(worker: Any) -> None:
+    """Starts what each process has for itself, and watches for the moment it has to drain."""
+    from gunicorn.errors import AppImportError
+
+    from wsgi_router import serving
+
+    try:
+        serving.start(worker)
+    except settings.SettingsError as error:
+        raise AppImportError(f"wsgi-router: {error}") from None
+
+
+def worker_exit(_server: Any, worker: Any) -> None:
+    """Runs in the process that ends (and in the master, for one that is gone already)."""
+    if worker.pid == os.getpid() and worker.booted:
+        from wsgi_router import serving
+
+        serving.close()
+
+
+def child_exit(_server: Any, worker: Any) -> None:
+    """Runs in the master: what a dead process had in flight is no more."""
+    from prometheus_client import multiprocess
+
+    multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+
+
+def on_exit(_server: Any) -> None:
+    for directory in _made:
+        shutil.rmtree(directory, ignore_errors=True)
