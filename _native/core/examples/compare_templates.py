@@ -36,7 +36,10 @@ def tool(name: str, properties: dict[str, Any], required: list[str] | None = Non
     parameters: dict[str, Any] = {"type": "object", "properties": properties}
     if required is not None:
         parameters["required"] = required
-    return {"type": "function", "function": {"name": name, "description": f"Does {name}.", "parameters": parameters}}
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"Does {name}.", "parameters": parameters},
+    }
 
 
 TOOLS = [
@@ -49,11 +52,16 @@ TOOLS = [
         },
         ["city"],
     ),
-    tool("list_files", {"paths": {"type": "array", "items": {"type": "string"}, "description": "多言語 é 😀"}}),
+    tool(
+        "list_files", {"paths": {"type": "array", "items": {"type": "string"}, "description": "多言語 é 😀"}}
+    ),
     tool(
         "nested",
         {
-            "items": {"type": "array", "items": {"type": "object", "properties": {"keys": {"type": ["string", "null"]}}}},
+            "items": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"keys": {"type": ["string", "null"]}}},
+            },
             "flag": {"type": "boolean", "default": False},
             "any": {"anyOf": [{"type": "number", "default": 1e-05}, {"type": "null"}]},
         },
@@ -110,7 +118,14 @@ TEXTS = [
 ARGUMENTS: list[Any] = [
     {"city": "Paris"},
     {},
-    {"city": "São Paulo \"x\" 'y'", "days": 3, "ratio": 0.1, "big": 1e22, "tiny": 1e-7, "deep": {"a": [1, None, True, {"b": []}]}},
+    {
+        "city": "São Paulo \"x\" 'y'",
+        "days": 3,
+        "ratio": 0.1,
+        "big": 1e22,
+        "tiny": 1e-7,
+        "deep": {"a": [1, None, True, {"b": []}]},
+    },
     {"text": "multi\nline\\ & <tag> 😀", "flag": False, "none": None, "list": [[], {}, ""]},
 ]
 
@@ -123,18 +138,58 @@ def conversations() -> list[Messages]:
         out.append([system(text), user("Hi")])
         out.append([system("Be brief."), user("Hi"), assistant(text), user(text)])
         out.append([user("Hi"), assistant(text)])
-        out.append([user("Hi"), assistant("Answer", reasoning_content=text), user("More"), assistant("B", reasoning=text)])
+        out.append(
+            [
+                user("Hi"),
+                assistant("Answer", reasoning_content=text),
+                user("More"),
+                assistant("B", reasoning=text),
+            ]
+        )
         out.append([user("Hi"), assistant(text, reasoning_content="first\n"), user("More")])
-        out.append([user("Hi"), assistant("", tool_calls=calls(("get_weather", {"city": "Paris"}))), result(text), user("?")])
+        out.append(
+            [
+                user("Hi"),
+                assistant("", tool_calls=calls(("get_weather", {"city": "Paris"}))),
+                result(text),
+                user("?"),
+            ]
+        )
     for arguments in ARGUMENTS:
         one = calls(("get_weather", arguments))
         two = calls(("get_weather", arguments), ("no_arguments", {}))
         out.append([user("Weather?"), assistant("", tool_calls=one)])
         out.append([user("Weather?"), assistant(None, tool_calls=one), result("sunny")])
-        out.append([user("Weather?"), assistant("Let me see.", tool_calls=one), result('{"t": 20}'), assistant("20 degrees.")])
-        out.append([system("S"), user("Weather?"), assistant("", tool_calls=two), result("a"), result("b", 1, "no_arguments"), user("And?")])
-        out.append([user("W"), assistant("", tool_calls=one, reasoning_content="think"), result("a"), assistant("done", reasoning_content="again"), user("next")])
-        out.append([user("W"), assistant("<think>\nt\n</think>\n\nc", tool_calls=two), result("a"), result("b", 1)])
+        out.append(
+            [
+                user("Weather?"),
+                assistant("Let me see.", tool_calls=one),
+                result('{"t": 20}'),
+                assistant("20 degrees."),
+            ]
+        )
+        out.append(
+            [
+                system("S"),
+                user("Weather?"),
+                assistant("", tool_calls=two),
+                result("a"),
+                result("b", 1, "no_arguments"),
+                user("And?"),
+            ]
+        )
+        out.append(
+            [
+                user("W"),
+                assistant("", tool_calls=one, reasoning_content="think"),
+                result("a"),
+                assistant("done", reasoning_content="again"),
+                user("next"),
+            ]
+        )
+        out.append(
+            [user("W"), assistant("<think>\nt\n</think>\n\nc", tool_calls=two), result("a"), result("b", 1)]
+        )
     out += [
         [],
         [system("only system")],
@@ -153,7 +208,12 @@ def conversations() -> list[Messages]:
         [user("x"), assistant("y", tool_calls=[])],
         [user("x"), assistant("y", refusal=None, audio=None, tool_calls=None), user("z")],
         [user("x"), assistant("y", prefix=True)],
-        [item for index in range(12) for item in (user(f"question {index}"), assistant(f"<think>{index}</think>answer {index}"))] + [user("last")],
+        [
+            item
+            for index in range(12)
+            for item in (user(f"question {index}"), assistant(f"<think>{index}</think>answer {index}"))
+        ]
+        + [user("last")],
     ]
     parts = [{"type": "text", "text": "part one"}, {"type": "text", "text": " two\n"}]
     out += [
@@ -201,11 +261,19 @@ def load(path: Path) -> tuple[str, str, dict[str, str]]:
     if path.is_dir():
         config = json.loads((path / "tokenizer_config.json").read_text())
         named = {key: value for key, value in config.items() if key.endswith("_token") and value}
-        tokens = {key: value if isinstance(value, str) else value.get("content") for key, value in named.items() if value is not True}
+        tokens = {
+            key: value if isinstance(value, str) else value.get("content")
+            for key, value in named.items()
+            if value is not True
+        }
         extra = path / "chat_template.jinja"
         return path.name, extra.read_text() if extra.exists() else config["chat_template"], tokens
     tokens = path.with_suffix(".json")
-    return path.stem, path.read_text(), json.loads(tokens.read_text()) if tokens.exists() else {"bos_token": "<s>", "eos_token": "</s>"}
+    return (
+        path.stem,
+        path.read_text(),
+        json.loads(tokens.read_text()) if tokens.exists() else {"bos_token": "<s>", "eos_token": "</s>"},
+    )
 
 
 def served(case: Case, forms: dict[str, Any] | None) -> Case:
@@ -217,7 +285,11 @@ def served(case: Case, forms: dict[str, Any] | None) -> Case:
         message = dict(message)
         role = message.get("role")
         content = message.get("content")
-        form = forms[{"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}.get(role, "user")]
+        form = forms[
+            {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}.get(
+                role, "user"
+            )
+        ]
         if isinstance(content, list) and not form["parts"]:
             message["content"] = " ".join(part["text"] for part in content)
         if isinstance(content, str) and form["parts"] and not form["text"]:
@@ -226,7 +298,11 @@ def served(case: Case, forms: dict[str, Any] | None) -> Case:
             message["role"] = "system"
         if not forms["arguments_as_dict"] and message.get("tool_calls"):
             message["tool_calls"] = [
-                call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                call
+                | {
+                    "function": call["function"]
+                    | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
+                }
                 for call in message["tool_calls"]
             ]
         messages.append(message)
@@ -278,7 +354,10 @@ def short(forms: dict[str, Any] | None) -> str:
     if forms is None:
         return "not compiled"
     roles = ("system", "user", "assistant", "tool")
-    text = " ".join(f"{role}={'parts' if forms[role]['parts'] else ''}{'text' if forms[role]['text'] else ''}" for role in roles)
+    text = " ".join(
+        f"{role}={'parts' if forms[role]['parts'] else ''}{'text' if forms[role]['text'] else ''}"
+        for role in roles
+    )
     return f"{text} arguments={'dict' if forms['arguments_as_dict'] else 'text'}"
 
 
@@ -294,7 +373,9 @@ def show(name: str, case: Case, got: Case, want: str | Exception) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("binary")
     parser.add_argument("templates", nargs="+", type=Path)
     parser.add_argument("--show", type=int, default=2, help="differences to show for each template")

@@ -57,6 +57,8 @@ pub fn call(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Val
         }
         "expandtabs" => expandtabs(state, text, args),
         _ => {
+            // Done character by character: dearer than what the engine charges for a method.
+            pay(state, 8 * text.len())?;
             let known = change_case(text, name).or_else(|| classify(text, name));
             let known = known.ok_or_else(|| Error::from(ErrorKind::UnknownMethod))?;
             let () = from_args(args)?;
