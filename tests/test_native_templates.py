@@ -179,9 +179,7 @@ def rendered(name: str, messages: list[Message], variant: dict[str, Any]) -> str
     try:
         return models.core(name).render(json.dumps(job).encode())
     except native.NativeError as error:
-        assert error.code in (1, 3), error
-        assert error.message
-        return REFUSED
+        return REFUSED if error.code in (1, 3) and error.message else f"{error.code}: {error.message}"
 
 
 @pytest.mark.parametrize("name", models.NAMES)
