@@ -18,7 +18,6 @@ from typing import Any, Final
 
 PREFIX: Final = "WSGI_ROUTER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
-DEFAULT_WORKER_PORT: Final = 30001
 
 
 class SettingsError(ValueError):
