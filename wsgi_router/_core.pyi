@@ -84,5 +84,5 @@ class Stream:
 
     def stats(self) -> dict[str, Any]:
         """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``,
-        ``finish_reasons``; inter-token times: ``itl_buckets`` (counts, not cumulative), ``itl_sum`` (seconds),
-        ``itl_count``."""
+        ``finish_reasons``; inter-token times: ``itl_buckets`` (counts, not cumulative),
+        ``itl_sum`` (seconds), ``itl_count``."""

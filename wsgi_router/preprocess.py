@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native
+from wsgi_router import native, runtime
 from wsgi_router.schema import ChatRequest, in_range
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
@@ -69,6 +69,7 @@ def prepare(
     request: ChatRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
+    runtime.breathe()  # to decode and to encode a large body takes as long again
     job = _encode(chat_job(request, card))
     prepared = native.prepare(tokenizer, job, settings.prepare_inline_bytes)
     # First, so that no number of unknown names crowds it out of the header.
