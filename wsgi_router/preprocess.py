@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,22 +13,17 @@ import msgspec
 from wsgi_router import native, runtime
 from wsgi_router.schema import ChatRequest, in_range
 from wsgi_router.settings import Settings
+from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to go. `body` is a GenerateRequest without its request_id."""
+    """A request that is ready to go."""
 
-    model: str
-    body: bytes
-    choices: int
-    prompt_tokens: int
-    max_new_tokens: int | None
+    job: GenerateJob
     stream_options: bytes
     """JSON for the native Stream."""
-    hints: Mapping[str, str]
-    """What routing policies may go by."""
     warnings: tuple[str, ...]
     """For the header X-Router-Warning."""
 
@@ -75,15 +69,14 @@ def prepare(
     # First, so that no number of unknown names crowds it out of the header.
     seed = ["seed"] if request.seed is not None else []
     return Prepared(
-        model=card.name,
-        body=prepared.body,
-        choices=request.choices,
-        prompt_tokens=prepared.prompt_tokens,
-        max_new_tokens=prepared.max_new_tokens,
+        job=GenerateJob(card.name, prepared.body, request.choices, _hints(request)),
         stream_options=_encode(stream_options(request, card, prepared.prompt_tokens)),
-        hints={"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {},
         warnings=(*seed, *request.unknown),
     )
+
+
+def _hints(request: ChatRequest) -> dict[str, str]:
+    return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
