@@ -56,6 +56,7 @@ class FakeTransport:
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
         self.on_open: Callable[[], None] | None = None
+        self.on_unary: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     def open_stream(self, worker: Worker, request: bytes) -> FakeStream:
@@ -69,6 +70,8 @@ class FakeTransport:
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
         self.probes.append(worker.url)
+        if self.on_unary is not None:
+            self.on_unary()
         info = self.infos.get(worker.url, RpcFailure("UNAVAILABLE", "connection refused"))
         if isinstance(info, RpcFailure):
             raise info
