@@ -96,12 +96,13 @@ class _Queue:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
         ready, wake, limit = self.ready, self.wakeup.set, self.dispatcher.queue_size
         index, clock, patience = choice.index, time.monotonic, self.dispatcher.token_timeout
+        worker = choice.lease.worker
         end: Ended | RpcFailure = ENDED
         try:
             for message in stream:
                 if choice.ended:
                     continue
-                choice.last = clock()
+                choice.last = worker.heard = clock()
                 choice.patience = patience
                 ready.append((index, message))
                 wake()
@@ -378,6 +379,7 @@ class Dispatcher:
         self.endings = _Endings(settings.close_timeout)
         self.defer = runtime.deferrer()
         self._first_token_timeout = settings.first_token_timeout
+        self._answer_timeout = settings.answer_timeout
         self._first_failure = first_failure
 
     def open(self, job: GenerateJob, client: runtime.ClientWatch | None = None) -> Generation:
@@ -409,7 +411,8 @@ class Dispatcher:
 
     def _open_first(self, generation: Generation, job: GenerateJob) -> Worker:
         """Opens choice 0, on another worker if the first one fails; returns the worker that answered."""
-        deadline = time.monotonic() + self._first_token_timeout
+        seconds = self._first_token_timeout if job.streamed else self._answer_timeout
+        deadline = time.monotonic() + seconds
         tried: list[Worker] = []
         error: RouterError | None = None
         while len(tried) < _ATTEMPTS:

@@ -64,12 +64,12 @@ def prepare(
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
     runtime.breathe()  # to decode and to encode a large body takes as long again
-    job = _encode(chat_job(request, card))
-    prepared = native.prepare(tokenizer, job, settings.prepare_inline_bytes)
+    job = chat_job(request, card)
+    prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
     # First, so that no number of unknown names crowds it out of the header.
     seed = ["seed"] if request.seed is not None else []
     return Prepared(
-        job=GenerateJob(card.name, prepared.body, request.choices, _hints(request)),
+        job=GenerateJob(card.name, prepared.body, request.choices, _hints(request), job["stream"]),
         stream_options=_encode(stream_options(request, card, prepared.prompt_tokens)),
         warnings=(*seed, *request.unknown),
     )
