@@ -30,6 +30,7 @@ from typing import Final, NamedTuple
 
 _SDK_RETRIES: Final = frozenset({408, 409, 429})
 _MESSAGE_LIMIT: Final = 4096
+_SHOWN_CHARS: Final = 100
 RETRY_AFTER_SECONDS: Final = 1
 
 
@@ -79,6 +80,12 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
+def shown(value: object) -> str:
+    """`value` as a message may repeat it: a client's text may be as long as a request."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
 def _clean(text: str) -> str:
     """Bounded, and without lone surrogates, which would make an escaped JSON string that parsers refuse."""
     return text[:_MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
@@ -115,7 +122,7 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model `{model[:256]}` does not exist.", param="model")
+        super().__init__(f"The model `{shown(model)}` does not exist.", param="model")
 
 
 class MethodNotAllowedError(RouterError):

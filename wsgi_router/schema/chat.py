@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from wsgi_router.errors import shown
 from wsgi_router.schema.decode import bad, check_depth, convert, decode_object, unsupported
 from wsgi_router.schema.messages import Message, check_count, check_messages, for_template
 
@@ -200,7 +201,7 @@ def _check_ranges(request: ChatRequest, max_choices: int) -> None:
         number = getattr(request, name)
         if number is not None and not in_range(name, number):
             bounds = f"at least {low}" if inclusive else f"greater than {low}"
-            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {number}.")
+            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {shown(number)}.")
     if request.top_k is not None and not in_range("top_k", request.top_k):
         raise bad("top_k", f"'top_k' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
     if request.n is not None and not 1 <= request.n <= min(max_choices, MAX_CHOICES):
