@@ -3,7 +3,8 @@
     RouterError                     status type                   code                      whose fault
     ├─ InvalidRequestError          400    invalid_request_error  invalid_value, …          client
     │  ├─ ContextLengthError        400    invalid_request_error  context_length_exceeded   client
-    │  └─ BodyTooLargeError         413    invalid_request_error  request_too_large         client
+    │  ├─ BodyTooLargeError         413    invalid_request_error  request_too_large         client
+    │  └─ RequestTimeoutError       408    invalid_request_error  request_timeout           client
     ├─ AuthenticationError          401    invalid_request_error  invalid_api_key           client
     ├─ NotFoundError                404    invalid_request_error  not_found                 client
     │  └─ ModelNotFoundError        404    invalid_request_error  model_not_found           client
@@ -103,6 +104,15 @@ class ContextLengthError(InvalidRequestError):
 class BodyTooLargeError(InvalidRequestError):
     status = 413
     code = "request_too_large"
+
+
+class RequestTimeoutError(InvalidRequestError):
+    status = 408
+    code = "request_timeout"
+    retryable = True
+
+    def __init__(self, message: str = "The request body did not come in time.") -> None:
+        super().__init__(message)
 
 
 class AuthenticationError(RouterError):
