@@ -279,6 +279,18 @@ def test_the_drain_ends_a_stream(tokenizer: native.Tokenizer, busy: bool) -> Non
     assert streamed.ends.outcomes == ["drained"]
 
 
+def test_connections_closed_at_the_end_are_no_fault_of_the_worker(tokenizer: native.Tokenizer) -> None:
+    streamed = Streamed(tokenizer, (messages(tokenizer)[0],))
+    pieces = iter(streamed.response)
+    found = [next(pieces)]
+    runtime.drain.begin(0.0)
+    streamed.streams()[0].put(RpcFailure("CANCELLED", "Channel closed!"))
+    wait_until(lambda: len(streamed.response._answer.generation._queue.ready) > 0)
+    found += pieces
+    assert parse(found)[-2]["error"]["code"] == DrainingError.code
+    assert streamed.ends.outcomes == ["drained"]
+
+
 def test_a_fault_of_ours_is_an_event(tokenizer: native.Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
     streamed = Streamed(tokenizer, (messages(tokenizer)[0],))
 

@@ -191,13 +191,22 @@ def drain_scenario() -> None:
     drain.subscribe(other)
     drain.unsubscribe(other)
     assert not drain.begun
+    drain.begin(100)
     drain.begin(0.2)
-    drain.begin(100)  # the first word counts
+    drain.begin(50)  # the least time counts
     assert drain.begun
     assert not drain.due()
     assert flag.wait(5)
     assert drain.due()
     assert not other.wait(0)
+    quick = Drain()
+    quick.begin(100)
+    quick.subscribe(flag)
+    quick.begin(0.0)
+    assert flag.wait(0), "at once"
+    assert quick.waiting()
+    quick.unsubscribe(flag)
+    assert not quick.waiting()
 
 
 @both

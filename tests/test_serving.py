@@ -30,6 +30,25 @@ def test_the_drain_begins_when_the_worker_ends(drain: runtime.Drain) -> None:
     assert 295 < left <= 300 - serving.LAST_WORDS_SECONDS
 
 
+def test_a_quick_end_waits_until_streams_have_ended(drain: runtime.Drain) -> None:
+    flag = runtime.wakeup()
+    drain.begin(300)
+    drain.subscribe(flag)
+    runtime.call_later(0.2, lambda: drain.unsubscribe(flag))
+    start = time.monotonic()
+    serving.end_streams()
+    assert time.monotonic() - start >= 0.2
+    assert drain.due()
+    assert flag.wait(0)
+
+
+def test_a_quick_end_does_not_wait_for_long(drain: runtime.Drain) -> None:
+    drain.subscribe(runtime.wakeup())
+    start = time.monotonic()
+    serving.end_streams()
+    assert time.monotonic() - start < 20
+
+
 def test_a_short_grace_ends_streams_at_once(drain: runtime.Drain) -> None:
     serving.start(SimpleNamespace(alive=False, cfg=SimpleNamespace(graceful_timeout=2)))
     wait_until(drain.due, 5, "the end of streams")
