@@ -16,6 +16,7 @@ pub fn chunk(ids: &[u32], count: u32) -> Vec<u8> {
         completion_tokens: count,
         cached_tokens: 3,
         reasoning_tokens: 0,
+        ..Default::default()
     };
     GenerateResponse { response: Some(Response::Chunk(chunk)) }.encode_to_vec()
 }
@@ -29,6 +30,7 @@ pub fn closing(ids: &[u32], count: u32, finish_reason: &str, matched_stop: Optio
         cached_tokens: 3,
         reasoning_tokens: 0,
         matched_stop,
+        ..Default::default()
     };
     GenerateResponse { response: Some(Response::Complete(complete)) }.encode_to_vec()
 }
