@@ -81,7 +81,9 @@ impl<V: Vocabulary> Rules<V> {
     fn matched(&self, complete: &GenerateComplete, ended_by: Option<u32>) -> Option<Matched> {
         match &complete.matched_stop {
             Some(MatchedStop::Text(text)) => Some(Matched::Text(text.clone())),
-            _ => ended_by.filter(|&id| self.by_id || self.asked_for(id) || !self.is_eos(id)).map(Matched::Token),
+            _ => ended_by
+                .filter(|&id| self.by_id || self.asked_for(id) || !self.is_eos(id))
+                .map(Matched::Token),
         }
     }
 }

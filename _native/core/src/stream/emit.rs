@@ -10,12 +10,12 @@ mod generate;
 
 use std::borrow::Cow;
 
+use super::Vocabulary;
 use super::choice::{Finish, Matched};
 use super::json;
 use super::logprobs::Entry;
 use super::options::{Object, Options};
 use super::usage::Usage;
-use super::Vocabulary;
 use generate::Generate;
 
 /// The output buffer keeps its memory between writes, up to this much.
@@ -148,11 +148,7 @@ impl Envelope {
         let mut head = b"data: ".to_vec();
         open_object(&mut head, options, object);
         head.extend_from_slice(b",\"choices\":[");
-        Self {
-            head,
-            include_usage: options.include_usage,
-            continuous_usage: options.continuous_usage,
-        }
+        Self { head, include_usage: options.include_usage, continuous_usage: options.continuous_usage }
     }
 
     fn open(&self, out: &mut Vec<u8>) {

@@ -94,6 +94,8 @@ fn name<V: Vocabulary>(vocabulary: &V, id: u32) -> Cow<'_, str> {
     let bytes = vocabulary.token_bytes(id).unwrap_or_default();
     match std::str::from_utf8(bytes) {
         Ok(text) => Cow::Borrowed(text),
-        Err(_) => Cow::Owned(bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"))),
+        Err(_) => {
+            Cow::Owned(bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}")))
+        }
     }
 }
