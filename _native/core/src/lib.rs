@@ -4,6 +4,7 @@
 //! - [`ffi`]: the C ABI, the only unsafe code; catches panics, owns handles.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
+//! - [`parsers`]: tool calls and reasoning in a model's text.
 //! - [`template`]: chat templates, as Hugging Face renders them.
 //! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
 //! - [`wire`]: the worker's protobuf messages that the core reads and writes.
@@ -12,6 +13,7 @@
 #![deny(unsafe_code)]
 
 pub mod error;
+pub mod parsers;
 pub mod prepare;
 pub mod stream;
 pub mod template;

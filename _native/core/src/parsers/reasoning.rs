@@ -1,0 +1,231 @@
+//! Taking a model's thinking out of its text.
+
+use super::Sink;
+use super::harmony::Harmony;
+use super::scan::Markers;
+
+/// How a model marks its thinking.
+#[derive(Debug)]
+pub struct ReasoningFormat {
+    pub name: &'static str,
+    /// Other names under which settings may ask for it.
+    pub aliases: &'static [&'static str],
+    /// Markers that are single tokens of the models' vocabularies; see [`super::ToolFormat::tokens`].
+    pub tokens: &'static [&'static str],
+    /// The model thinks whether or not its prompt says so.
+    pub always: bool,
+    syntax: Syntax,
+}
+
+#[derive(Debug)]
+enum Syntax {
+    None,
+    Tags(Tags),
+    Harmony,
+}
+
+/// `open thinking close answer`
+#[derive(Debug)]
+struct Tags {
+    open: &'static str,
+    close: &'static str,
+    /// What ends the thinking too, if the model forgets to close it, and belongs to the answer. Special tokens
+    /// only: a model may think about any text.
+    cut: &'static [&'static str],
+}
+
+const fn format(
+    name: &'static str,
+    aliases: &'static [&'static str],
+    always: bool,
+    cut: &'static [&'static str],
+) -> ReasoningFormat {
+    let syntax = Syntax::Tags(Tags { open: "<think>", close: "</think>", cut });
+    ReasoningFormat { name, aliases, tokens: &["<think>", "</think>"], always, syntax }
+}
+
+static FORMATS: &[ReasoningFormat] = &[
+    ReasoningFormat {
+        name: "passthrough",
+        aliases: &["none"],
+        tokens: &[],
+        always: false,
+        syntax: Syntax::None,
+    },
+    format("base", &["deepseek_v31", "deepseek-v3", "kimi_k25"], false, &[]),
+    format("deepseek_r1", &["deepseek-r1"], true, &[]),
+    format("qwen3", &[], false, &[]),
+    format("qwen3_thinking", &["qwen3-thinking"], true, &[]),
+    ReasoningFormat {
+        name: "kimi",
+        aliases: &[],
+        tokens: &["◁think▷", "◁/think▷"],
+        always: false,
+        syntax: Syntax::Tags(Tags {
+            open: "◁think▷",
+            close: "◁/think▷",
+            cut: &["<|tool_calls_section_begin|>"],
+        }),
+    },
+    format("kimi_k2", &["kimi_thinking"], true, &["<|tool_calls_section_begin|>"]),
+    format("glm45", &["glm47"], false, &[]),
+    format("step3", &[], true, &["<｜tool_calls_begin｜>"]),
+    format("minimax", &["minimax_m2", "minimax-m2"], true, &[]),
+    ReasoningFormat {
+        name: "cohere",
+        aliases: &["cohere_cmd", "cohere_command4"],
+        tokens: &["<|START_THINKING|>", "<|END_THINKING|>"],
+        always: false,
+        syntax: Syntax::Tags(Tags {
+            open: "<|START_THINKING|>",
+            close: "<|END_THINKING|>",
+            cut: &["<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"],
+        }),
+    },
+    format("nemotron", &["nano_v3", "nemotron_3"], false, &[]),
+    ReasoningFormat {
+        name: "gpt-oss",
+        aliases: &["gpt_oss", "harmony"],
+        tokens: super::harmony::TOKENS,
+        always: false,
+        syntax: Syntax::Harmony,
+    },
+];
+
+/// A format by its name, or by another name it has.
+pub fn reasoning_format(name: &str) -> Option<&'static ReasoningFormat> {
+    FORMATS.iter().find(|format| format.name == name || format.aliases.contains(&name))
+}
+
+/// What a format is called in settings, without its other names.
+pub fn reasoning_format_names() -> impl Iterator<Item = &'static str> {
+    FORMATS.iter().map(|format| format.name)
+}
+
+/// Takes a model's thinking out of its text. A fresh one for each choice.
+#[derive(Debug)]
+pub struct ReasoningParser(Machine);
+
+#[derive(Debug)]
+enum Machine {
+    None,
+    Tags(TagMachine),
+    Harmony(Harmony),
+}
+
+impl ReasoningParser {
+    /// `starts_inside`: the rendered prompt leaves thinking open.
+    pub fn new(format: &'static ReasoningFormat, starts_inside: bool) -> Self {
+        Self(match &format.syntax {
+            Syntax::None => Machine::None,
+            Syntax::Tags(tags) => Machine::Tags(TagMachine::new(tags, starts_inside || format.always)),
+            Syntax::Harmony => {
+                let mut harmony = Harmony::new(None);
+                if starts_inside {
+                    harmony.start_inside();
+                }
+                Machine::Harmony(harmony)
+            }
+        })
+    }
+
+    /// Thinking goes to the sink's `reasoning`, the rest to its `content`.
+    pub fn push(&mut self, text: &str, sink: &mut dyn Sink) {
+        match &mut self.0 {
+            Machine::None if text.is_empty() => {}
+            Machine::None => sink.content(text),
+            Machine::Tags(tags) => tags.push(text, false, sink),
+            Machine::Harmony(harmony) => harmony.push(text, sink),
+        }
+    }
+
+    /// The text has ended: what waits comes out.
+    pub fn finish(&mut self, sink: &mut dyn Sink) {
+        match &mut self.0 {
+            Machine::None => {}
+            Machine::Tags(tags) => tags.push("", true, sink),
+            Machine::Harmony(harmony) => harmony.finish(sink),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Nothing but blanks so far: thinking may begin.
+    Start,
+    /// Thinking is open, and nothing but blanks so far: a model may open it again.
+    Opened,
+    Inside,
+    Outside,
+}
+
+#[derive(Debug)]
+struct TagMachine {
+    place: Place,
+    buf: String,
+    close: Markers,
+    tags: &'static Tags,
+}
+
+impl TagMachine {
+    fn new(tags: &'static Tags, inside: bool) -> Self {
+        Self {
+            place: if inside { Place::Opened } else { Place::Start },
+            buf: String::new(),
+
+            close: Markers::new(tags.cut.iter().copied().chain([tags.close])),
+            tags,
+        }
+    }
+
+    fn push(&mut self, text: &str, last: bool, sink: &mut dyn Sink) {
+        self.buf.push_str(text);
+        let buf = std::mem::take(&mut self.buf);
+        let mut pos = 0;
+        while let Some(used) = self.step(&buf[pos..], last, sink) {
+            pos += used;
+        }
+        self.buf = buf;
+        self.buf.drain(..pos);
+    }
+
+    /// Bytes taken; None: there is nothing to do.
+    fn step(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> Option<usize> {
+        if rest.is_empty() {
+            return None;
+        }
+        match self.place {
+            Place::Start | Place::Opened => self.start(rest, last),
+            Place::Inside => self.inside(rest, last, sink),
+            Place::Outside => {
+                sink.content(rest);
+                Some(rest.len())
+            }
+        }
+    }
+
+    /// Blanks, and then maybe the tag.
+    fn start(&mut self, rest: &str, last: bool) -> Option<usize> {
+        let blank = rest.len() - rest.trim_start().len();
+        let text = &rest[blank..];
+        if text.starts_with(self.tags.open) {
+            self.place = Place::Inside;
+            return Some(blank + self.tags.open.len());
+        }
+        if self.tags.open.starts_with(text) && !last {
+            return None;
+        }
+        self.place = if self.place == Place::Start { Place::Outside } else { Place::Inside };
+        Some(0)
+    }
+
+    fn inside(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> Option<usize> {
+        let seen = self.close.find(rest, last);
+        if seen.upto > 0 {
+            sink.reasoning(&rest[..seen.upto]);
+        }
+        let Some(marker) = seen.marker else { return (seen.upto > 0).then_some(seen.upto) };
+        self.place = Place::Outside;
+        Some(seen.upto + if marker == self.tags.close { marker.len() } else { 0 })
+    }
+}
