@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native
+from wsgi_router import native, reading
 from wsgi_router.schema import MAX_INT32, ChatRequest
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
@@ -70,8 +70,13 @@ def prepare(
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
     warnings = list(request.unknown)
-    job = _encode(chat_job(request, card))
-    prepared = native.prepare(tokenizer, job, settings.prepare_inline_bytes)
+    job = chat_job(request, card)
+    plan = reading.plan(request.output, request.raw_messages, job["chat_template_kwargs"], card, settings)
+    job |= plan.job()
+    job["sampling"] |= plan.sampling()
+    prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
+    options = stream_options(request, card, prepared.prompt_tokens)
+    options |= plan.options(prepared.prompt if plan.reasoning_format else "")
     if request.seed is not None:
         warnings.append("seed")
     return Prepared(
@@ -80,7 +85,7 @@ def prepare(
         choices=request.choices,
         prompt_tokens=prepared.prompt_tokens,
         max_new_tokens=prepared.max_new_tokens,
-        stream_options=_encode(stream_options(request, card, prepared.prompt_tokens)),
+        stream_options=_encode(options),
         hints={"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {},
         warnings=tuple(warnings),
     )

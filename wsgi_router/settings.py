@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wsgi_router import parsers
+
 PREFIX: Final = "WSGI_ROUTER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 DEFAULT_WORKER_PORT: Final = 30001
@@ -166,6 +168,16 @@ class Settings:
     )
     model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
     bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")
+    tool_call_parser: str = _row(
+        parsers.AUTO,
+        parsers.tool_setting,
+        "Format of the model's tool calls: auto (by its name), none, or a format.",
+    )
+    reasoning_parser: str = _row(
+        parsers.AUTO,
+        parsers.reasoning_setting,
+        "Format of the model's reasoning: auto (by its name), none, or a format.",
+    )
     policy: str = _row(
         "least_load",
         _choice("random", "round_robin", "least_load"),

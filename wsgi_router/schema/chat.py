@@ -13,6 +13,7 @@ import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, convert, decode_object, unsupported
 from wsgi_router.schema.messages import Message, check_messages, for_template
+from wsgi_router.schema.output import PLAIN, Output, take_output
 
 MAX_STOP: Final = 16
 MAX_CHOICES: Final = 128
@@ -66,6 +67,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     # Filled by parse_chat.
     raw_messages: list[dict[str, Any]] = []
     unknown: list[str] = []
+    output: Output = PLAIN
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -95,7 +97,7 @@ class Inert(msgspec.Struct):
     stream_reasoning: bool | None = None
 
 
-_FILLED: Final = frozenset({"raw_messages", "unknown"})
+_FILLED: Final = frozenset({"raw_messages", "unknown", "output"})
 HONOURED: Final = frozenset(ChatRequest.__struct_fields__) - _FILLED
 INERT: Final = frozenset(Inert.__struct_fields__)
 
@@ -161,6 +163,7 @@ RANGES: Final[dict[str, tuple[float, float, bool]]] = {
 def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
     value = decode_object(body)
+    output = take_output(value)
     request = convert({key: value[key] for key in HONOURED & value.keys()}, ChatRequest)
     for name in _HANDED_ON & value.keys():
         check_depth(name, value[name])
@@ -174,6 +177,7 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     _check_template_arguments(request)
     request.raw_messages = for_template(value["messages"])
     request.unknown = _unknown(value)
+    request.output = output
     return request
 
 
