@@ -206,14 +206,11 @@ CONTENT = st.one_of(
     ),
 )
 TEXT = st.lists(CONTENT, max_size=3).map("".join)
+FLOAT = st.builds(
+    lambda digits, power: float(f"{digits}e{power}"), st.integers(-(10**6), 10**6), st.integers(-9, 16)
+)
 VALUE = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(width=16, allow_nan=False, allow_infinity=False),
-        TEXT,
-    ),
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), FLOAT, TEXT),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
     max_leaves=6,
 )
