@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgi_router.errors import InvalidRequestError
-from wsgi_router.schema import ChatRequest, chat, parse_chat
+from wsgi_router.schema import ChatRequest, chat, features, parse_chat
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -155,6 +155,11 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
             "messages[0].tool_calls[0].function.name",
             MISSING,
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "messages[0].tool_calls[0].function.name",
+            VALUE,
+        ),
         ({"temperature": "hot"}, "temperature", TYPE),
         ({"temperature": True}, "temperature", TYPE),
         ({"temperature": 2.1}, "temperature", VALUE),
@@ -241,7 +246,7 @@ def test_bounds_are_told_in_full() -> None:
     assert error.message == "'max_tokens' must be at least 1 and at most 2147483647, not 2147483648."
 
 
-@pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED))
+@pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED.keys() - features.built_fields()))
 def test_what_is_not_built_is_refused_by_name(name: str) -> None:
     needed = {"tool_choice": {"tools": []}, "top_logprobs": {"logprobs": False}}.get(name, {})
     error = refusal(body(**needed | {name: {"some": "thing"}}))
@@ -294,6 +299,18 @@ def test_further_keys_of_messages_reach_the_template() -> None:
 )
 def test_old_names_become_todays(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert parse(messages=[old]).raw_messages == [new]
+
+
+def test_keys_that_say_nothing_do_not_reach_the_template() -> None:
+    empty = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None, "name": None}
+    answered = {"role": "assistant", "content": "a", **empty}
+    called = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}
+    request = parse(messages=[answered, called, {"role": "assistant", "content": "", "tool_calls": []}])
+    assert request.raw_messages == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": ""},
+    ]
 
 
 JSON_VALUES = st.recursive(

@@ -22,3 +22,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "reasoning": (),
 }
 """The fields that are refused as long as a kind is not built. Those of reasoning are then without effect."""
+
+
+def built_fields() -> frozenset[str]:
+    """The fields that are honoured."""
+    return frozenset(name for kind, names in FIELDS.items() if BUILT[kind] for name in names)
