@@ -208,11 +208,11 @@ def _calls(
         (function, function.parameters if all_strict or function.strict else _OPEN_OBJECT)
         for function in tools.functions
     ]
-    triggers = [markers.open]
+    triggers = [markers.trigger or markers.open]
     if markers.layout == "list" and not single:
         tags = [_listed(calls, markers, number)]
     elif markers.layout == "section" and not single:
-        triggers.append(markers.begin.partition("{")[0])
+        triggers.append(markers.call_trigger)
         tags = [
             _between(markers.open, _call(function, markers, schema, number), "") for function, schema in calls
         ]
@@ -255,8 +255,7 @@ def _typed_tag(tag: Json) -> Json:
 def _arguments(schema: Json, markers: CallMarkers) -> Json:
     if markers.arguments == "qwen_xml":
         return {"type": "qwen_xml_parameter", "json_schema": schema}
-    content = {"type": "json_schema", "json_schema": schema}
-    return {**content, "style": "glm_xml"} if markers.arguments == "glm_xml" else content
+    return {"type": "json_schema", "json_schema": schema}
 
 
 def _content(form: AnswerFormat) -> Json:

@@ -31,7 +31,11 @@ class CallMarkers:
     end: str
     close: str = ""
     separator: str = ""
-    arguments: Literal["json", "qwen_xml", "glm_xml"] = "json"
+    trigger: str = ""
+    """What nothing but calls begins with, if it is less than `open`."""
+    call_trigger: str = ""
+    """section: what only a further call begins with."""
+    arguments: Literal["json", "qwen_xml"] = "json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ class ToolFormat:
     aliases: tuple[str, ...] = ()
     """Names that SGLang and its gateway use for it."""
     models: tuple[str, ...] = ()
-    """Parts of the names of models that use it, in lower case."""
+    """Parts of the names of models that use it, in lower case, with `-` for `_`."""
     markers: CallMarkers | None = None
     forced: bool = False
     """Forced calls keep the model's own markers; else they are a bare JSON array, or one's arguments."""
@@ -57,6 +61,8 @@ class ReasoningFormat:
     name: str
     aliases: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
+    parser: str = ""
+    """The core's parser, where its name is not this one's."""
     start: str = "<think>"
     """Written by the model, or by the template at the prompt's end."""
     end: str = "</think>"
@@ -66,20 +72,35 @@ class ReasoningFormat:
     """Whether the model thinks when the switch is not given."""
 
 
+_XML_CALLS: Final = CallMarkers(
+    "alone",
+    "<tool_call>",
+    "\n<function={name}>\n",
+    "\n</function>\n",
+    close="</tool_call>",
+    arguments="qwen_xml",
+)
+
 TOOL_FORMATS: Final = (
     ToolFormat("json"),
     ToolFormat(
         "mistral",
-        ("mistral_nemo",),
+        ("mistral_v11",),
         ("mistral", "mixtral", "magistral", "devstral", "ministral", "codestral"),
         CallMarkers(
-            "list", "[TOOL_CALLS] [", '{"name": "{name}", "arguments": ', "}", close="]", separator=", "
+            "list",
+            "[TOOL_CALLS] [",
+            '{"name": "{name}", "arguments": ',
+            "}",
+            close="]",
+            separator=", ",
+            trigger="[TOOL_CALLS]",
         ),
         forced=True,
     ),
     ToolFormat(
         "qwen",
-        ("qwen25", "qwen2", "qwen3", "hermes"),
+        ("qwen25", "hermes"),
         ("qwen", "hermes", "qwq"),
         CallMarkers(
             "alone", "<tool_call>", '\n{"name": "{name}", "arguments": ', "}\n", close="</tool_call>"
@@ -88,86 +109,94 @@ TOOL_FORMATS: Final = (
     ToolFormat(
         "qwen_coder",
         ("qwen3_coder", "qwen_xml"),
-        ("qwen3-coder", "qwen3.5", "qwen3.6", "qwen3.8", "nemotron-3"),
-        CallMarkers(
-            "alone",
-            "<tool_call>",
-            "\n<function={name}>\n",
-            "\n</function>\n",
-            close="</tool_call>",
-            arguments="qwen_xml",
-        ),
+        ("qwen3-coder", "qwen3.5", "qwen3.6", "qwen3.8", "step-3.5", "step3.5"),
+        _XML_CALLS,
     ),
-    ToolFormat("pythonic", ("llama4",), ("llama-4", "llama4", "olmo-3")),
+    ToolFormat("nemotron", (), ("nemotron-nano", "nemotron-3", "nemotron-super", "nano-v3"), _XML_CALLS),
+    ToolFormat("pythonic", ("llama4",), ("llama-4", "llama4")),
     ToolFormat(
         "llama",
         ("llama3",),
-        ("llama-3.1", "llama-3.2", "llama-3.3", "llama3.1", "llama3.2", "llama3.3"),
+        ("llama-3", "llama3"),
         CallMarkers("alone", "<|python_tag|>", '{"name": "{name}", "parameters": ', "}"),
     ),
     ToolFormat(
         "deepseek_v3",
         ("deepseek", "deepseekv3"),
-        ("deepseek-v3", "deepseek_v3", "deepseek-r1"),
+        ("deepseek-v3", "deepseek-r1"),
         CallMarkers(
             "section",
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
             "\n```<｜tool▁call▁end｜>",
             close="<｜tool▁calls▁end｜>",
+            call_trigger="<｜tool▁call▁begin｜>",
         ),
     ),
     ToolFormat(
         "deepseek_v31",
         ("deepseek31", "deepseekv31"),
-        ("deepseek-v3.1", "deepseek_v31", "deepseek-v3.2-exp"),
+        ("deepseek-v3.1", "deepseek-v3.2-exp"),
         CallMarkers(
             "section",
             "<｜tool▁calls▁begin｜>",
             "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
             "<｜tool▁call▁end｜>",
             close="<｜tool▁calls▁end｜>",
+            call_trigger="<｜tool▁call▁begin｜>",
         ),
     ),
-    ToolFormat("deepseek_v32", ("deepseek32", "deepseekv32"), ("deepseek-v3.2", "deepseek_v32")),
-    ToolFormat("glm45", ("glm", "glm45_moe"), ("glm-4.5", "glm-4.6", "glm4_moe")),
     ToolFormat(
-        "glm47",
-        ("glm47_moe",),
-        ("glm-4.7", "glm-5"),
-        CallMarkers("alone", "<tool_call>", "{name}", "", close="</tool_call>", arguments="glm_xml"),
+        "deepseek_v32",
+        ("deepseek32", "deepseekv32", "deepseek_v4", "deepseekv4"),
+        ("deepseek-v3.2", "deepseek-v4"),
     ),
+    ToolFormat("glm45", ("glm", "glm45_moe"), ("glm-4.5", "glm-4.6", "glm4-moe")),
+    ToolFormat("glm47", ("glm47_moe",), ("glm-4.7", "glm-5")),
     ToolFormat(
         "kimi_k2",
         ("kimik2",),
-        ("kimi-k2", "kimi_k2"),
+        ("kimi-k2",),
         CallMarkers(
             "section",
             "<|tool_calls_section_begin|>",
             "<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>",
             "<|tool_call_end|>",
             close="<|tool_calls_section_end|>",
+            call_trigger="<|tool_call_begin|>",
         ),
         forced=True,
         kimi_ids=True,
     ),
-    ToolFormat("minimax_m2", ("minimax-m2",), ("minimax",)),
+    ToolFormat("minimax_m2", ("minimax-m2", "minimax"), ("minimax",)),
     ToolFormat("step3", (), ("step3", "step-3")),
-    ToolFormat("cohere", ("cohere_cmd",), ("command-r", "command-a", "c4ai-command", "cohere")),
     ToolFormat(
-        "gpt_oss",
-        ("gpt-oss", "harmony"),
-        ("gpt-oss", "gpt_oss"),
+        "cohere",
+        ("cohere_cmd", "cohere_command4"),
+        ("command-r", "command-a", "c4ai-command"),
+        CallMarkers(
+            "list",
+            "<|START_ACTION|>[",
+            '{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": ',
+            "}",
+            close="]<|END_ACTION|>",
+            separator=", ",
+            trigger="<|START_ACTION|>",
+        ),
+    ),
+    ToolFormat(
+        "gpt-oss",
+        ("gpt_oss", "harmony"),
+        ("gpt-oss",),
         CallMarkers(
             "harmony",
             "<|channel|>commentary",
             " to=functions.{name} <|constrain|>json<|message|>",
-            # The model's end is <|call|>, which is a stop token: a grammar allows it where it is complete.
+            # The model's end is <|call|>, a stop token: a grammar that is complete lets it through.
             "",
         ),
         forced=True,
     ),
-    ToolFormat("nemotron", (), ("nemotron-nano-v2", "nemotron-nano-9b-v2", "nemotron-nano-12b-v2")),
     ToolFormat("passthrough"),
 )
 
@@ -175,37 +204,48 @@ REASONING_FORMATS: Final = (
     # Sisters of models that think, which do not.
     ReasoningFormat(NONE, models=("-instruct", "qwen3-coder")),
     ReasoningFormat("base"),
-    ReasoningFormat(
-        "deepseek_r1", ("deepseek-r1",), ("deepseek-r1", "r1-distill", "qwq", "olmo-3-think", "magistral")
-    ),
-    ReasoningFormat(
-        "qwen3",
-        ("deepseek_v31", "deepseek-v31"),
-        ("qwen3", "smollm3", "hermes-4"),
-        switch="enable_thinking",
-    ),
+    ReasoningFormat("deepseek_r1", ("deepseek-r1",), ("deepseek-r1", "qwq")),
     ReasoningFormat(
         "deepseek_v3",
-        ("deepseek-v3",),
-        ("deepseek-v3.1", "deepseek-v3.2", "deepseek_v31", "deepseek_v32"),
+        ("deepseek-v3", "deepseek_v31"),
+        ("deepseek-v3.1", "deepseek-v3.2", "deepseek-v4"),
+        parser="base",
         switch="thinking",
         on=False,
     ),
-    ReasoningFormat("qwen3_thinking", ("qwen3-thinking",), ("qwen3-thinking", "qwen-thinking", "-thinking-")),
-    ReasoningFormat("kimi", (), ("kimi-vl", "kimi-dev"), "◁think▷", "◁/think▷"),
+    ReasoningFormat("qwen3", (), ("qwen3", "smollm3"), switch="enable_thinking"),
+    ReasoningFormat("qwen3_thinking", ("qwen3-thinking",), ("qwen3-thinking", "thinking-2507")),
+    ReasoningFormat("kimi", (), ("kimi-vl", "kimi-dev"), start="◁think▷", end="◁/think▷"),
+    ReasoningFormat("kimi_k2", ("kimi_thinking",), ("kimi-k2-thinking",)),
+    ReasoningFormat("kimi_k25", (), ("kimi-k2.5",), parser="base", switch="thinking"),
     ReasoningFormat(
-        "glm45", ("glm47",), ("glm-4.5", "glm-4.6", "glm-4.7", "glm-5"), switch="enable_thinking"
+        "glm45",
+        ("glm47",),
+        ("glm-4.5", "glm-4.6", "glm-4.7", "glm-5", "glm4-moe"),
+        switch="enable_thinking",
     ),
     ReasoningFormat("step3", (), ("step3", "step-3")),
-    ReasoningFormat("minimax", ("minimax_m2", "minimax-append-think"), ("minimax",)),
+    ReasoningFormat("minimax", ("minimax_m2", "minimax-m2"), ("minimax",)),
     ReasoningFormat(
-        "cohere", ("cohere_cmd",), ("command-a-reasoning",), "<|START_THINKING|>", "<|END_THINKING|>"
+        "cohere",
+        ("cohere_cmd", "cohere_command4"),
+        ("command-a-reasoning",),
+        start="<|START_THINKING|>",
+        end="<|END_THINKING|>",
+        switch="reasoning",
     ),
     ReasoningFormat(
-        "nemotron", ("nano_v3",), ("nemotron-nano", "nemotron-super", "nemotron-3"), switch="enable_thinking"
+        "nemotron",
+        ("nano_v3", "nemotron_3"),
+        ("nemotron-nano", "nemotron-super", "nemotron-3", "nano-v3"),
+        switch="enable_thinking",
     ),
     ReasoningFormat(
-        "gpt_oss", ("gpt-oss", "harmony"), ("gpt-oss", "gpt_oss"), "<|channel|>analysis<|message|>", "<|end|>"
+        "gpt-oss",
+        ("gpt_oss", "harmony"),
+        ("gpt-oss",),
+        start="<|channel|>analysis<|message|>",
+        end="<|end|>",
     ),
 )
 
@@ -254,7 +294,7 @@ class Formats(Generic[Row]):
     def _of_model(self, models: Iterable[str]) -> str:
         for model in models:
             # A name's longest known part counts: qwen3-coder before qwen.
-            text = model.lower()
+            text = model.lower().replace("_", "-")
             for part, row in self._models:
                 if part in text:
                     return row.name

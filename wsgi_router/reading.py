@@ -87,7 +87,7 @@ class Plan:
     def _reasoning_options(self, prompt: str) -> dict[str, Any]:
         form = self.reasoning_format
         return {
-            "reasoning_format": form.name if form else None,
+            "reasoning_format": (form.parser or form.name) if form else None,
             "starts_inside": parsers.starts_inside(form, prompt),
             "separate_reasoning": self.output.separate_reasoning,
             "stream_reasoning": self.output.stream_reasoning,

@@ -128,8 +128,8 @@ def _check_tool_call(call: ToolCall, path: str) -> None:
 def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Checked messages in the form that templates know.
 
-    Old names (role function, function_call, refusal, reasoning) are replaced by today's. Keys that say nothing
-    are left out, as SDKs send back all those that a message may have: templates ask whether they are there.
+    Old names (role function, function_call, refusal, reasoning) are replaced by those of today. Keys that say
+    nothing are left out: SDKs send back every key that a message may have, and templates ask which are there.
     The rest is as sent.
     """
     return [message if _is_modern(message) else _modern(message) for message in raw]
