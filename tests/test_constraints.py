@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -507,15 +505,3 @@ def test_harmonys_strict_calls() -> None:
         "tags": [{"begin": CALL_HEAD.format("f"), "content": schema(CITY), "end": ""}],
         "at_least_one": False,
     }
-
-
-CORE = Path(__file__).parent.parent / "_native/core/src/parsers/formats.rs"
-
-
-@pytest.mark.skipif(not CORE.exists(), reason="the core has no table of formats")
-def test_the_core_has_the_same_formats() -> None:
-    text = CORE.read_text("utf-8")
-    words = set(re.findall(r'"((?:[^"\\]|\\.)*)"', text))
-    for form in parsers.TOOL_FORMATS:
-        assert form.name in words
-        assert set(form.aliases) <= words

@@ -82,7 +82,7 @@ _XML_CALLS: Final = CallMarkers(
 )
 
 TOOL_FORMATS: Final = (
-    ToolFormat("json"),
+    ToolFormat("json", (), ("deepseek-r1-distill",)),
     ToolFormat(
         "mistral",
         ("mistral_v11",),
@@ -101,7 +101,7 @@ TOOL_FORMATS: Final = (
     ToolFormat(
         "qwen",
         ("qwen25", "hermes"),
-        ("qwen", "hermes", "qwq"),
+        ("qwen", "hermes", "hermes-2", "hermes-3", "hermes-4", "qwq"),
         CallMarkers(
             "alone", "<tool_call>", '\n{"name": "{name}", "arguments": ', "}\n", close="</tool_call>"
         ),
