@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from wsgi_router import parsers, reading
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema import features
 from wsgi_router.schema.output import parse_output
 from wsgi_router.settings import Settings
@@ -122,8 +123,42 @@ def test_a_constraint_is_a_sampling_parameter() -> None:
 def test_when_the_worker_waits_for_the_reasonings_end(
     card: ModelCard, settings: Settings, arguments: dict[str, Any], fields: dict[str, Any], required: bool
 ) -> None:
-    made = plan(card, settings, arguments=arguments, **fields)
-    assert made.job().get("require_reasoning", False) is required
+    assert waits(plan(card, settings, arguments=arguments, **fields), "assistant\n") is required
+
+
+def waits(made: reading.Plan, prompt: str) -> bool:
+    return pb.GenerateRequest.FromString(made.body(prompt)).require_reasoning
+
+
+@pytest.mark.parametrize(
+    ("prompt", "required", "inside"),
+    [
+        ("assistant\n", True, None),
+        ("assistant\n<think>\n", True, True),
+        ("assistant\n<think>\n\n</think>\n\n", False, False),
+    ],
+)
+def test_the_prompt_has_the_last_word(prompt: str, required: bool, inside: bool | None) -> None:
+    made = plan()
+    assert (waits(made, prompt), made.options(prompt)["starts_inside"]) == (required, inside)
+
+
+@pytest.mark.parametrize(
+    ("content", "inside"),
+    [
+        ("So", False),
+        ("<think>well", True),
+        ("<think>well</think>So", False),
+        ([{"type": "text", "text": "<think>"}, {"type": "text", "text": "a"}], True),
+        (None, False),
+    ],
+)
+def test_an_answer_that_is_continued(content: Any, inside: bool) -> None:
+    messages = [{"role": "user", "content": "<think>"}, {"role": "assistant", "content": content}]
+    output = parse_output({})
+    made = reading.plan(output, messages, {}, QWEN, Settings(), continued=True)
+    assert made.options("x<think>")["starts_inside"] is inside
+    assert waits(made, "x<think>") is inside
 
 
 def test_options_of_reasoning() -> None:
@@ -152,7 +187,7 @@ def test_what_is_not_built_is_not_sent(kind: str, gone: str, monkeypatch: pytest
     assert gone in plan().options("")
     monkeypatch.setitem(features.BUILT, kind, False)
     assert gone not in plan().options("")
-    assert ("require_reasoning" in plan().job()) is (kind != "reasoning")
+    assert waits(plan(), "") is (kind != "reasoning")
 
 
 def test_the_operators_setting_wins() -> None:

@@ -342,3 +342,8 @@ def starts_inside(form: ReasoningFormat | None, prompt: str) -> bool | None:
     if tail.endswith(form.start):
         return True
     return False if tail.endswith(form.end) else None
+
+
+def left_open(form: ReasoningFormat | None, text: str) -> bool:
+    """Whether an answer that begins with `text` is still inside the reasoning."""
+    return form is not None and text.rfind(form.start) > text.rfind(form.end)

@@ -70,17 +70,25 @@ def prepare(
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
     job = chat_job(request, card)
-    plan = reading.plan(request.output, request.raw_messages, job["chat_template_kwargs"], card, settings)
+    plan = reading.plan(
+        request.output,
+        request.raw_messages,
+        job["chat_template_kwargs"],
+        card,
+        settings,
+        continued=job["continue_final_message"],
+    )
     job |= plan.job()
     job["sampling"] |= plan.sampling()
     prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
     options = stream_options(request, card, prepared.prompt_tokens)
-    options |= plan.options(prepared.prompt if plan.reasoning_format else "")
+    prompt = prepared.prompt if plan.reasoning_format else ""
+    options |= plan.options(prompt)
     # First, so that no number of unknown names crowds it out of the header.
     seed = ["seed"] if request.seed is not None else []
     return Prepared(
         model=card.name,
-        body=prepared.body,
+        body=prepared.body + plan.body(prompt),
         choices=request.choices,
         prompt_tokens=prepared.prompt_tokens,
         max_new_tokens=prepared.max_new_tokens,
