@@ -80,7 +80,7 @@ def build(
         )
         raise bad(form.field, f"'{form.field}' cannot be had together with tools. {message}")
     calls = _calls(tools, markers, calls_before, at_least_one=True, all_strict=False)
-    return _tag({"type": "or", "elements": [_content(form), calls]})
+    return _tag({"type": "or", "elements": [_one(_content(form)), calls]})
 
 
 def _plain(form: AnswerFormat) -> Constraint:
@@ -112,10 +112,16 @@ def calls_array(functions: Sequence[Function], *, parallel: bool = True) -> Json
         array["maxItems"] = 1
     items: list[Json] = []
     definitions: dict[str, Json] = {name: {} for name in _DEFINITIONS}
-    for number, function in enumerate(functions):
-        schema = _rebased(_object(function.parameters), f"#/items/anyOf/{number}/properties/parameters")
+    for function in functions:
+        parameters = _object(function.parameters)
+        own = f"{function.name}.parameters"
+        schema = _rebased(parameters, f"#/$defs/{own}")
         for keyword in _DEFINITIONS:
             _merge(definitions[keyword], schema.pop(keyword, {}), function.name)
+        if schema != {name: value for name, value in parameters.items() if name not in _DEFINITIONS}:
+            # It refers to itself. xgrammar finds no place in an array.
+            _merge(definitions["$defs"], {own: schema}, function.name)
+            schema = {"$ref": f"#/$defs/{own}"}
         items.append(
             {
                 "properties": {
@@ -144,7 +150,7 @@ def _object(schema: Json) -> Json:
 
 
 def _rebased(schema: Any, root: str) -> Any:
-    """A copy whose references into itself hold when it stands at `root` and its definitions at the top."""
+    """A copy whose references into itself hold where it stands at `root`, and its definitions at the top."""
     if isinstance(schema, list):
         return [_rebased(item, root) for item in schema]
     if not isinstance(schema, dict):
@@ -256,6 +262,17 @@ def _arguments(schema: Json, markers: CallMarkers) -> Json:
     if markers.arguments == "qwen_xml":
         return {"type": "qwen_xml_parameter", "json_schema": schema}
     return {"type": "json_schema", "json_schema": schema}
+
+
+def _one(content: Json) -> Json:
+    """Just `content`, as a list of one: xgrammar 0.1 wants all choices of an `or` to be of open length."""
+    return {
+        "type": "tags_with_separator",
+        "tags": [{"begin": "", "content": content, "end": ""}],
+        "separator": "",
+        "at_least_one": True,
+        "stop_after_first": True,
+    }
 
 
 def _content(form: AnswerFormat) -> Json:
