@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgi_router.errors import InvalidRequestError
-from wsgi_router.schema import ChatRequest, chat, parse_chat
+from wsgi_router.schema import ChatRequest, chat, features, parse_chat
 
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -155,6 +155,11 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
             "messages[0].tool_calls[0].function.name",
             MISSING,
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "messages[0].tool_calls[0].function.name",
+            VALUE,
+        ),
         ({"temperature": "hot"}, "temperature", TYPE),
         ({"temperature": True}, "temperature", TYPE),
         ({"temperature": 2.1}, "temperature", VALUE),
@@ -218,7 +223,30 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
     assert (caught.value.param, caught.value.code, caught.value.status) == (param, code, 400)
 
 
-@pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": "x", "temperature": "x", "min_p": "x"},
+        {"temperature": "x", "min_p": "x", "top_p": "x"},
+        {"regex": "a", "lora_path": "b", "audio": {}},
+        {"audio": {}, "lora_path": "b", "regex": "a"},
+        {"user": 1, "metadata": 1, "store": 1},
+        {"store": 1, "metadata": 1, "user": 1},
+    ],
+)
+def test_of_several_faults_the_first_one_is_named(fields: dict[str, Any]) -> None:
+    error = refusal(body(**fields))
+    assert error is not None
+    assert error.param == next(iter(fields))
+
+
+def test_bounds_are_told_in_full() -> None:
+    error = refusal(body(max_tokens=2**31))
+    assert error is not None
+    assert error.message == "'max_tokens' must be at least 1 and at most 2147483647, not 2147483648."
+
+
+@pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED.keys() - features.built_fields()))
 def test_what_is_not_built_is_refused_by_name(name: str) -> None:
     needed = {"tool_choice": {"tools": []}, "top_logprobs": {"logprobs": False}}.get(name, {})
     error = refusal(body(**needed | {name: {"some": "thing"}}))
@@ -271,6 +299,18 @@ def test_further_keys_of_messages_reach_the_template() -> None:
 )
 def test_old_names_become_todays(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert parse(messages=[old]).raw_messages == [new]
+
+
+def test_keys_that_say_nothing_do_not_reach_the_template() -> None:
+    empty = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None, "name": None}
+    answered = {"role": "assistant", "content": "a", **empty}
+    called = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}
+    request = parse(messages=[answered, called, {"role": "assistant", "content": "", "tool_calls": []}])
+    assert request.raw_messages == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": ""},
+    ]
 
 
 JSON_VALUES = st.recursive(

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native
-from wsgi_router.schema import MAX_INT32, ChatRequest
+from wsgi_router import native, reading
+from wsgi_router.schema import ChatRequest, in_range
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
 
@@ -69,20 +69,32 @@ def prepare(
     request: ChatRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
-    warnings = list(request.unknown)
-    job = _encode(chat_job(request, card))
-    prepared = native.prepare(tokenizer, job, settings.prepare_inline_bytes)
-    if request.seed is not None:
-        warnings.append("seed")
+    job = chat_job(request, card)
+    plan = reading.plan(
+        request.output,
+        request.raw_messages,
+        job["chat_template_kwargs"],
+        card,
+        settings,
+        continued=job["continue_final_message"],
+    )
+    job |= plan.job()
+    job["sampling"] |= plan.sampling()
+    prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
+    options = stream_options(request, card, prepared.prompt_tokens)
+    prompt = prepared.prompt if plan.reasoning_format else ""
+    options |= plan.options(prompt)
+    # First, so that no number of unknown names crowds it out of the header.
+    seed = ["seed"] if request.seed is not None else []
     return Prepared(
         model=card.name,
-        body=prepared.body,
+        body=prepared.body + plan.body(prompt),
         choices=request.choices,
         prompt_tokens=prepared.prompt_tokens,
         max_new_tokens=prepared.max_new_tokens,
-        stream_options=_encode(stream_options(request, card, prepared.prompt_tokens)),
+        stream_options=_encode(options),
         hints={"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {},
-        warnings=tuple(warnings),
+        warnings=(*seed, *request.unknown),
     )
 
 
@@ -98,8 +110,9 @@ def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
         "continue_final_message": continued,
         "context_length": card.context_length or None,
         "max_tokens": request.max_new_tokens,
-        # Stop strings are found in the router, so the worker must not keep its tokens until the end.
-        "stream": bool(request.stream or request.stop_words),
+        # Stop strings are found in the router, and further choices start at the first one's first event: in
+        # both cases the worker must not keep its tokens until the end.
+        "stream": bool(request.stream or request.stop_words or request.choices > 1),
         "sampling": sampling(request, card),
     }
 
@@ -131,7 +144,10 @@ def sampling(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def model_defaults(text: str) -> dict[str, Any]:
-    """The usable parameters in a worker's JSON of defaults; what is no number is passed over."""
+    """The usable parameters in a worker's JSON of defaults; what a client could not ask for is passed over.
+
+    (Hugging Face's top_k of 0, which means "off", is one of those.)
+    """
     try:
         values = msgspec.json.decode(text) if text else {}
     except (msgspec.DecodeError, RecursionError):
@@ -141,7 +157,8 @@ def model_defaults(text: str) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     for name in _DEFAULTS_TAKEN & values.keys():
         value = values[name]
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_INT32:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and in_range(_SAMPLING[name], value):
             taken[name] = int(value) if name in _INTEGERS else float(value)
     return taken
 

@@ -7,12 +7,14 @@ field. All other keys are unknown; they are accepted and named in the header X-R
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, Literal
 
 import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, convert, decode_object, unsupported
 from wsgi_router.schema.messages import Message, check_messages, for_template
+from wsgi_router.schema.output import PLAIN, Output, take_output
 
 MAX_STOP: Final = 16
 MAX_CHOICES: Final = 128
@@ -66,6 +68,7 @@ class ChatRequest(msgspec.Struct, kw_only=True):
     # Filled by parse_chat.
     raw_messages: list[dict[str, Any]] = []
     unknown: list[str] = []
+    output: Output = PLAIN
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -95,7 +98,7 @@ class Inert(msgspec.Struct):
     stream_reasoning: bool | None = None
 
 
-_FILLED: Final = frozenset({"raw_messages", "unknown"})
+_FILLED: Final = frozenset({"raw_messages", "unknown", "output"})
 HONOURED: Final = frozenset(ChatRequest.__struct_fields__) - _FILLED
 INERT: Final = frozenset(Inert.__struct_fields__)
 
@@ -144,7 +147,7 @@ _TEMPLATE_OWN: Final = {
 """Template kwargs that would take the place of what the router passes."""
 
 # field: (lower bound, upper bound, whether the lower bound itself is allowed)
-RANGES: Final[dict[str, tuple[float, float, bool]]] = {
+RANGES: Final[dict[str, tuple[int, int, bool]]] = {
     "temperature": (0, 2, True),
     "top_p": (0, 1, False),
     "min_p": (0, 1, True),
@@ -161,12 +164,13 @@ RANGES: Final[dict[str, tuple[float, float, bool]]] = {
 def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
     value = decode_object(body)
-    request = convert({key: value[key] for key in HONOURED & value.keys()}, ChatRequest)
-    for name in _HANDED_ON & value.keys():
-        check_depth(name, value[name])
+    output = take_output(value)
+    request = convert(_only(value, HONOURED), ChatRequest)
+    for name, given in _only(value, _HANDED_ON).items():
+        check_depth(name, given)
     check_messages(request.messages)
     _check_unsupported(value)
-    convert({key: value[key] for key in INERT & value.keys()}, Inert)
+    convert(_only(value, INERT), Inert)
     _check_ranges(request, max_choices)
     _check_stops(request)
     _check_logit_bias(request)
@@ -174,7 +178,13 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     _check_template_arguments(request)
     request.raw_messages = for_template(value["messages"])
     request.unknown = _unknown(value)
+    request.output = output
     return request
+
+
+def _only(value: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The fields among `names` in the order they came, so that of several faults the first one is named."""
+    return {name: given for name, given in value.items() if name in names}
 
 
 def _check_unsupported(value: dict[str, Any]) -> None:
@@ -183,8 +193,7 @@ def _check_unsupported(value: dict[str, Any]) -> None:
         raise bad("tool_choice", "'tool_choice' needs 'tools'.")
     if value.get("top_logprobs") and not value.get("logprobs"):
         raise bad("top_logprobs", "'top_logprobs' needs 'logprobs'.")
-    for name in NOT_SUPPORTED.keys() & value.keys():
-        given = value[name]
+    for name, given in _only(value, NOT_SUPPORTED).items():
         if given is not None and not any(_same(given, neutral) for neutral in NOT_SUPPORTED[name]):
             raise unsupported(name)
 
@@ -194,16 +203,22 @@ def _same(given: object, neutral: object) -> bool:
     return given == neutral and isinstance(given, bool) == isinstance(neutral, bool)
 
 
+def in_range(name: str, number: float) -> bool:
+    """Whether `number` is allowed for a field of RANGES, or for top_k."""
+    if name == "top_k":
+        return number == -1 or 1 <= number <= MAX_INT32
+    low, high, inclusive = RANGES[name]
+    return low <= number <= high and (inclusive or number != low)
+
+
 def _check_ranges(request: ChatRequest, max_choices: int) -> None:
     for name, (low, high, inclusive) in RANGES.items():
         number = getattr(request, name)
-        if number is None:
-            continue
-        if not (low <= number <= high) or (number == low and not inclusive):
-            bounds = f"at least {low:g}" if inclusive else f"greater than {low:g}"
-            raise bad(name, f"'{name}' must be {bounds} and at most {high:g}, not {number:.10g}.")
-    if request.top_k is not None and not (request.top_k == -1 or 1 <= request.top_k <= MAX_INT32):
-        raise bad("top_k", "'top_k' must be -1 (off) or at least 1.")
+        if number is not None and not in_range(name, number):
+            bounds = f"at least {low}" if inclusive else f"greater than {low}"
+            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {number}.")
+    if request.top_k is not None and not in_range("top_k", request.top_k):
+        raise bad("top_k", f"'top_k' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
     if request.n is not None and not 1 <= request.n <= min(max_choices, MAX_CHOICES):
         raise bad("n", f"'n' must be between 1 and {min(max_choices, MAX_CHOICES)}.")
 

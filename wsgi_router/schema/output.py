@@ -1,0 +1,82 @@
+"""All that a chat request says of its answer's shape: tools, constraints, logprobs, reasoning."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from wsgi_router.schema import features
+from wsgi_router.schema.decode import bad, convert
+from wsgi_router.schema.formats import TEXT, AnswerFormat, parse_format
+from wsgi_router.schema.tools import NO_TOOLS, ToolSet, parse_tools
+
+MAX_TOP_LOGPROBS: Final = 20
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    tools: ToolSet = NO_TOOLS
+    format: AnswerFormat = TEXT
+    """Already without effect where a call is forced."""
+    logprobs: bool = False
+    top_logprobs: int = 0
+    separate_reasoning: bool = True
+    """Reasoning in a field of its own, else as it stands in the text."""
+    stream_reasoning: bool = True
+    """Reasoning as it comes, else whole, before the content's first delta."""
+
+
+class _Fields(msgspec.Struct):
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    separate_reasoning: bool | None = None
+    stream_reasoning: bool | None = None
+
+
+PLAIN: Final = Output()
+
+
+_READ: Final[tuple[str, ...]] = ("parallel_tool_calls", "separate_reasoning", "stream_reasoning")
+"""Fields without effect where their kind is not built: they are left to those that change nothing."""
+
+
+def take_output(value: dict[str, Any]) -> Output:
+    """Takes what is built out of a request body. Raises InvalidRequestError.
+
+    What is not built stays in `value`, to be refused by name.
+    """
+    taken = {name: value[name] for name in _READ if name in value}
+    for kind, names in features.FIELDS.items():
+        if features.BUILT[kind]:
+            taken |= {name: value.pop(name) for name in names if name in value}
+    return parse_output(taken)
+
+
+def parse_output(value: dict[str, Any]) -> Output:
+    """What a request body asks of its answer. Raises InvalidRequestError."""
+    fields = convert({name: value[name] for name in _Fields.__struct_fields__ if name in value}, _Fields)
+    _check_logprobs(fields)
+    tools = parse_tools(value)
+    form = parse_format(value)
+    if tools.forced and form.kind != "text":
+        if form.field != "response_format":
+            raise bad(form.field, f"'{form.field}' cannot be had together with a forced tool call.")
+        form = TEXT
+    return Output(
+        tools=tools,
+        format=form,
+        logprobs=bool(fields.logprobs),
+        top_logprobs=fields.top_logprobs or 0,
+        separate_reasoning=fields.separate_reasoning is not False,
+        stream_reasoning=fields.stream_reasoning is not False,
+    )
+
+
+def _check_logprobs(fields: _Fields) -> None:
+    top = fields.top_logprobs
+    if top is None:
+        return
+    if not 0 <= top <= MAX_TOP_LOGPROBS:
+        raise bad("top_logprobs", f"'top_logprobs' must be between 0 and {MAX_TOP_LOGPROBS}.")
+    if top and not fields.logprobs:
+        raise bad("top_logprobs", "'top_logprobs' needs 'logprobs'.")
