@@ -1,7 +1,7 @@
 """Recorded constraints: what a grammar engine takes them for.
 
 Each case of cases/constraints.json is a request, its constraint, and texts that the constraint allows or
-refuses. The texts were tried with xgrammar 0.1.32 and 0.2.8; where xgrammar is installed they are tried again.
+refuses. They were tried with xgrammar 0.1.32 and 0.2.8; where xgrammar is installed they are tried again.
 """
 
 from __future__ import annotations

@@ -327,6 +327,7 @@ impl Engine {
             self.state = State::Text;
             return Went::On;
         }
+        self.pad.clear();
         self.pos += marker.len();
         Went::On
     }

@@ -238,8 +238,8 @@ impl Nesting {
                 (Some(_), _) => {}
                 (None, b'\'' | b'"') => self.quote = Some(byte),
                 (None, b'(' | b'[' | b'{') => self.depth += 1,
-                (None, b')' | b']' | b'}' | b',') if self.depth == 0 => return Some(at),
-                (None, b')' | b']' | b'}') => self.depth -= 1,
+                (None, b')' | b']' | b',') if self.depth == 0 => return Some(at),
+                (None, b')' | b']' | b'}') => self.depth = self.depth.saturating_sub(1),
                 _ => {}
             }
         }

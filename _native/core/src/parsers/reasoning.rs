@@ -162,6 +162,8 @@ enum Place {
 #[derive(Debug)]
 struct TagMachine {
     place: Place,
+    /// Blanks before anything else.
+    pad: String,
     buf: String,
     close: Markers,
     tags: &'static Tags,
@@ -171,6 +173,7 @@ impl TagMachine {
     fn new(tags: &'static Tags, inside: bool) -> Self {
         Self {
             place: if inside { Place::Opened } else { Place::Start },
+            pad: String::new(),
             buf: String::new(),
 
             close: Markers::new(tags.cut.iter().copied().chain([tags.close])),
@@ -191,11 +194,11 @@ impl TagMachine {
 
     /// Bytes taken; None: there is nothing to do.
     fn step(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> Option<usize> {
-        if rest.is_empty() {
+        if rest.is_empty() && (!last || self.pad.is_empty()) {
             return None;
         }
         match self.place {
-            Place::Start | Place::Opened => self.start(rest, last),
+            Place::Start | Place::Opened => self.start(rest, last, sink),
             Place::Inside => self.inside(rest, last, sink),
             Place::Outside => {
                 sink.content(rest);
@@ -205,18 +208,27 @@ impl TagMachine {
     }
 
     /// Blanks, and then maybe the tag.
-    fn start(&mut self, rest: &str, last: bool) -> Option<usize> {
-        let blank = rest.len() - rest.trim_start().len();
-        let text = &rest[blank..];
+    fn start(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> Option<usize> {
+        let text = rest.trim_start();
+        let blank = rest.len() - text.len();
+        self.pad.push_str(&rest[..blank]);
         if text.starts_with(self.tags.open) {
+            self.pad.clear();
             self.place = Place::Inside;
             return Some(blank + self.tags.open.len());
         }
         if self.tags.open.starts_with(text) && !last {
-            return None;
+            return (blank > 0).then_some(blank);
         }
-        self.place = if self.place == Place::Start { Place::Outside } else { Place::Inside };
-        Some(0)
+        let pad = std::mem::take(&mut self.pad);
+        let outside = self.place == Place::Start;
+        self.place = if outside { Place::Outside } else { Place::Inside };
+        match pad.as_str() {
+            "" => {}
+            pad if outside => sink.content(pad),
+            pad => sink.reasoning(pad),
+        }
+        Some(blank)
     }
 
     fn inside(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> Option<usize> {
