@@ -435,7 +435,7 @@ pub unsafe extern "C" fn wr_stream_new(
     guard(err, || {
         let handle = unsafe { tokenizer(handle) }?;
         let options = stream::Options::from_json(unsafe { input(options, options_len) })?;
-        let stream = Stream::new(Arc::clone(&handle.tokenizer), options);
+        let stream = Stream::new(Arc::clone(&handle.tokenizer), options)?;
         let stream = Box::new(WrStream { stream, taken: Vec::new(), spent: false });
         unsafe { give(out, Box::into_raw(stream)) }?;
         STREAMS.fetch_add(1, Ordering::Relaxed);

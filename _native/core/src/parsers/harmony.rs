@@ -74,6 +74,16 @@ impl Harmony {
         self.state = State::Reasoning;
     }
 
+    /// Inside a message of the analysis channel.
+    pub fn is_reasoning(&self) -> bool {
+        matches!(self.state, State::Reasoning)
+    }
+
+    /// Bytes that are held back.
+    pub fn held(&self) -> usize {
+        self.buf.len()
+    }
+
     pub fn push(&mut self, text: &str, sink: &mut dyn Sink) {
         self.buf.push_str(text);
         self.run(false, sink);

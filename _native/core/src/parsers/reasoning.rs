@@ -116,17 +116,42 @@ enum Machine {
 impl ReasoningParser {
     /// `starts_inside`: the rendered prompt leaves thinking open.
     pub fn new(format: &'static ReasoningFormat, starts_inside: bool) -> Self {
+        Self::begun(format, starts_inside.then_some(true))
+    }
+
+    /// As [`Self::new`]; None: the prompt tells nothing, so it is as the format has it.
+    pub fn begun(format: &'static ReasoningFormat, starts_inside: Option<bool>) -> Self {
         Self(match &format.syntax {
             Syntax::None => Machine::None,
-            Syntax::Tags(tags) => Machine::Tags(TagMachine::new(tags, starts_inside || format.always)),
+            Syntax::Tags(tags) => {
+                Machine::Tags(TagMachine::new(tags, starts_inside.unwrap_or(format.always)))
+            }
             Syntax::Harmony => {
                 let mut harmony = Harmony::new(None);
-                if starts_inside {
+                if starts_inside == Some(true) {
                     harmony.start_inside();
                 }
                 Machine::Harmony(harmony)
             }
         })
+    }
+
+    /// What was pushed last is thinking, as far as that is known.
+    pub fn is_inside(&self) -> bool {
+        match &self.0 {
+            Machine::None => false,
+            Machine::Tags(tags) => matches!(tags.place, Place::Opened | Place::Inside),
+            Machine::Harmony(harmony) => harmony.is_reasoning(),
+        }
+    }
+
+    /// Bytes that are held back.
+    pub fn held(&self) -> usize {
+        match &self.0 {
+            Machine::None => 0,
+            Machine::Tags(tags) => tags.buf.len(),
+            Machine::Harmony(harmony) => harmony.held(),
+        }
     }
 
     /// Thinking goes to the sink's `reasoning`, the rest to its `content`.

@@ -3,12 +3,11 @@
 //! ```text
 //! message → new ids (ids) → decoder → [reasoning parser] → stop words (stop) → [tool parser] → answer
 //! ```
-//! The brackets are where the parsers go in: stop words apply to the answer and not to the reasoning, and what
-//! they release reaches the tool parser in order. Nothing here knows how the text is framed. What rides along
-//! with the text (logprob entries, see [`super::logprobs`]) waits beside `answer` for the event that carries it.
-//! Entries follow the decoded text by its length: [`Choice::decode`] says what each token added to it, and
-//! [`Choice::sieve`] how much has left the stop words. A stage before the stop words has to [`Entries::release`]
-//! what it takes out of the text (reasoning, markers); one behind them changes nothing for the entries.
+//! The brackets are the parsers of [`super::reading`], where there are any: stop words apply to the answer and
+//! not to the reasoning, and what they release reaches the tool parser in order. Nothing here knows how the text
+//! is framed. What rides along with the text (logprob entries, see [`super::logprobs`]) waits beside `answer` for
+//! the event that carries it. Entries follow the decoded text by its length: [`Choice::decode`] says what each
+//! token added to it, and [`Choice::sieve`] how much nothing holds back any more.
 
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use super::emit::Piece;
 use super::ids::Ids;
 use super::logprobs::Entries;
 use super::options::{Object, Options};
+use super::reading::{Plan, Reading};
 use super::stats::Pace;
 use super::stop::{Cursor, StopWords};
 use super::usage::{Total, Usage};
@@ -33,11 +33,14 @@ pub struct Rules<V> {
     stop_ids: Vec<u32>,
     /// `/generate`: ids are shown, and every stop is told.
     by_id: bool,
+    /// A choice with calls ends with this, as long as nothing worse has ended it.
+    called: &'static str,
+    pub plan: Plan,
     pub vocabulary: Arc<V>,
 }
 
 impl<V: Vocabulary> Rules<V> {
-    pub fn new(vocabulary: Arc<V>, options: &mut Options) -> Self {
+    pub fn new(vocabulary: Arc<V>, options: &mut Options, plan: Plan) -> Self {
         let mut stop_ids = std::mem::take(&mut options.stop_token_ids);
         stop_ids.sort_unstable();
         Self {
@@ -47,8 +50,18 @@ impl<V: Vocabulary> Rules<V> {
             ignore_eos: options.ignore_eos,
             stop_ids,
             by_id: options.object == Object::Generate,
+            called: if options.legacy_function_call { "function_call" } else { "tool_calls" },
+            plan,
             vocabulary,
         }
+    }
+
+    /// A special token that nobody is to see. (Without markers the decoder itself leaves them out.)
+    fn hides(&self, id: u32) -> bool {
+        self.skip_special
+            && self.plan.has_markers()
+            && self.vocabulary.is_special(id)
+            && !self.plan.is_marker(id)
     }
 
     fn asked_for(&self, id: u32) -> bool {
@@ -130,11 +143,15 @@ pub struct Choice<D> {
     decoded: String,
     /// Text that stop words have released: all of it when aggregated, what no event has carried when streamed.
     pub answer: String,
+    /// Parsers, and what they have made of the text; `answer` is empty then between messages.
+    pub reading: Option<Box<Reading>>,
     /// Likewise the ids, where they are shown.
     pub shown: Vec<u32>,
     /// None if the client wants no log probabilities.
     pub entries: Option<Box<Entries>>,
     pub usage: Usage,
+    /// Tokens of the reasoning, as the worker counts them; 0 where it does not.
+    told_reasoning: u64,
     pub pace: Pace,
     /// The event with the role is out.
     pub greeted: bool,
@@ -144,7 +161,7 @@ pub struct Choice<D> {
 }
 
 impl<D: Decode> Choice<D> {
-    pub fn new(decoder: D, options: &Options, index: u32) -> Self {
+    pub fn new(decoder: D, options: &Options, plan: &Plan, index: u32) -> Self {
         let echo = options.echo(index);
         let by_id = options.object == Object::Generate;
         Self {
@@ -155,9 +172,11 @@ impl<D: Decode> Choice<D> {
             cursor: Cursor::default(),
             decoded: String::new(),
             answer: echo.unwrap_or_default().to_owned(),
+            reading: plan.reading(options, index),
             shown: Vec::new(),
             entries: options.logprobs.map(|limit| Box::new(Entries::new(limit, echo, by_id))),
             usage: Usage::default(),
+            told_reasoning: 0,
             pace: Pace::default(),
             greeted: false,
             finish: None,
@@ -170,6 +189,7 @@ impl<D: Decode> Choice<D> {
         Piece {
             choice: index,
             text: &self.answer,
+            parts: self.reading.as_ref().map(|reading| &*reading.parts.list),
             entries: self.entries.as_ref().map(|entries| &*entries.ready),
             ids: &self.shown,
             finish: self.finish.as_ref(),
@@ -181,6 +201,9 @@ impl<D: Decode> Choice<D> {
     /// An event has carried all that was there to say.
     pub fn said(&mut self) {
         self.answer.clear();
+        if let Some(reading) = &mut self.reading {
+            reading.parts.list.clear();
+        }
         self.shown.clear();
         if let Some(entries) = &mut self.entries {
             entries.ready.clear();
@@ -199,6 +222,7 @@ impl<D: Decode> Choice<D> {
             Some(word) => self.stop_at(rules, word),
             None => self.entries.iter_mut().for_each(|entries| entries.settle(self.usage.completion)),
         }
+        self.count_reasoning();
         self.show(rules, fresh);
         fresh.len() as u64
     }
@@ -215,6 +239,7 @@ impl<D: Decode> Choice<D> {
             Some(word) => self.stop_at(rules, word),
             None => self.close(rules, complete),
         }
+        self.count_reasoning();
         self.show(rules, fresh);
         fresh.len() as u64
     }
@@ -223,7 +248,14 @@ impl<D: Decode> Choice<D> {
         let usage = &mut self.usage;
         usage.prompt = usage.prompt.max(prompt.into());
         usage.cached = usage.cached.max(cached.into());
-        usage.reasoning = usage.reasoning.max(reasoning.into());
+        self.told_reasoning = self.told_reasoning.max(reasoning.into());
+    }
+
+    /// The tokens of the reasoning: the worker's word counts more than what the parser saw.
+    fn count_reasoning(&mut self) {
+        let seen = self.reading.as_ref().map_or(0, |reading| reading.thoughts);
+        let reasoning = if self.told_reasoning > 0 { self.told_reasoning } else { seen };
+        self.usage.reasoning = reasoning.min(self.usage.completion);
     }
 
     /// Keeps new ids, up to the one that completed a stop word, if they are to be shown.
@@ -254,11 +286,17 @@ impl<D: Decode> Choice<D> {
 
     /// One token's text. Some(stop word): usage ends with this token.
     fn push<V: Vocabulary>(&mut self, rules: &Rules<V>, token: Held) -> Option<usize> {
-        self.decode(rules.stop.is_empty(), token);
-        if rules.stop.is_empty() {
+        let straight = rules.stop.is_empty() && self.reading.is_none();
+        if !rules.hides(token.id) {
+            self.decode(straight, token);
+        }
+        if straight {
             return None;
         }
         let word = self.sieve(rules);
+        if let Some(reading) = &mut self.reading {
+            reading.count();
+        }
         if word.is_some() {
             self.usage.completion = token.count;
         }
@@ -280,11 +318,22 @@ impl<D: Decode> Choice<D> {
     /// Decoded text through the stop words into the answer.
     fn sieve<V: Vocabulary>(&mut self, rules: &Rules<V>) -> Option<usize> {
         let before = self.answer.len();
-        let word = rules.stop.feed(&mut self.cursor, &self.decoded, rules.keep, &mut self.answer);
-        if let Some(entries) = &mut self.entries {
-            entries.release(self.answer.len() - before);
-        }
+        let Some(reading) = &mut self.reading else {
+            let word = rules.stop.feed(&mut self.cursor, &self.decoded, rules.keep, &mut self.answer);
+            if let Some(entries) = &mut self.entries {
+                entries.release(self.answer.len() - before);
+            }
+            self.decoded.clear();
+            return word;
+        };
+        reading.think(&self.decoded);
         self.decoded.clear();
+        let word = rules.stop.feed(&mut self.cursor, &reading.visible, rules.keep, &mut self.answer);
+        reading.answer(&self.answer);
+        self.answer.clear();
+        if let Some(entries) = &mut self.entries {
+            entries.release(reading.release());
+        }
         word
     }
 
@@ -298,24 +347,34 @@ impl<D: Decode> Choice<D> {
             self.decoder.flush(&mut self.decoded);
             word = self.sieve(rules);
         }
+        if let (None, Some(reading)) = (word, &mut self.reading) {
+            reading.end_thinking();
+            word = self.sieve(rules);
+        }
         match word {
             Some(word) => self.stop_at(rules, word),
             None => {
                 rules.stop.flush(&mut self.cursor, &mut self.answer);
                 let matched = rules.matched(complete, ended_by);
-                self.ends(Finish { reason: reason(&complete.finish_reason), matched }, false);
+                self.ends(rules, Finish { reason: reason(&complete.finish_reason), matched }, false);
             }
         }
     }
 
     fn stop_at<V: Vocabulary>(&mut self, rules: &Rules<V>, word: usize) {
-        self.usage.reasoning = self.usage.reasoning.min(self.usage.completion);
         let matched = Some(Matched::Text(rules.stop.word(word).to_owned()));
-        self.ends(Finish { reason: "stop", matched }, true);
+        self.ends(rules, Finish { reason: "stop", matched }, true);
     }
 
     /// `cut`: tokens of which no text is shown lose their entries.
-    fn ends(&mut self, finish: Finish, cut: bool) {
+    fn ends<V: Vocabulary>(&mut self, rules: &Rules<V>, mut finish: Finish, cut: bool) {
+        if let Some(reading) = &mut self.reading {
+            reading.end(&self.answer);
+            self.answer.clear();
+            if reading.parts.calls > 0 && finish.reason == "stop" {
+                finish.reason = rules.called;
+            }
+        }
         if let Some(entries) = &mut self.entries {
             entries.finish(self.usage.completion, cut);
         }

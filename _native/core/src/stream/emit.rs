@@ -15,6 +15,7 @@ use super::choice::{Finish, Matched};
 use super::json;
 use super::logprobs::Entry;
 use super::options::{Object, Options};
+use super::reading::Part;
 use super::usage::Usage;
 use generate::Generate;
 
@@ -26,6 +27,8 @@ pub struct Piece<'a> {
     pub choice: u32,
     /// The answer's text.
     pub text: &'a str,
+    /// What parsers have made of the text, in place of `text`; None without parsers.
+    pub parts: Option<&'a [Part]>,
     /// None if the client wants no log probabilities.
     pub entries: Option<&'a [Entry]>,
     /// Only where ids are shown.
@@ -38,7 +41,7 @@ pub struct Piece<'a> {
 }
 
 enum Framing {
-    Chat,
+    Chat(chat::Names),
     Completion,
     Generate(Generate),
 }
@@ -53,7 +56,7 @@ pub struct Events {
 impl Events {
     pub fn new(options: &Options) -> Self {
         let framing = match options.object {
-            Object::Chat => Framing::Chat,
+            Object::Chat => Framing::Chat(chat::Names::new(options)),
             Object::Completion => Framing::Completion,
             Object::Generate => Framing::Generate(Generate::new(options)),
         };
@@ -76,7 +79,7 @@ impl Events {
 
     /// A choice has begun; `usage` is what it was before.
     pub fn first(&mut self, choice: u32, usage: &Usage) {
-        if let Framing::Chat = self.framing {
+        if let Framing::Chat(_) = self.framing {
             chat::role(&mut self.out, &self.envelope, choice, usage);
         }
     }
@@ -84,7 +87,7 @@ impl Events {
     /// The events for what a choice has to say, if that is enough for one. False: it waits.
     pub fn say<V: Vocabulary>(&mut self, vocabulary: &V, piece: &Piece) -> bool {
         match &mut self.framing {
-            Framing::Chat => chat::say(&mut self.out, &self.envelope, vocabulary, piece),
+            Framing::Chat(names) => chat::say(&mut self.out, &self.envelope, *names, vocabulary, piece),
             Framing::Completion => completion::say(&mut self.out, &self.envelope, vocabulary, piece),
             Framing::Generate(generate) => generate.say(&mut self.out, vocabulary, piece),
         }
@@ -126,7 +129,7 @@ pub fn whole<'a, V: Vocabulary>(
     open_object(&mut out, options, object);
     out.extend_from_slice(b",\"choices\":");
     json::array(&mut out, pieces, |out, piece| match options.object {
-        Object::Chat => chat::choice(out, vocabulary, &piece),
+        Object::Chat => chat::choice(out, chat::Names::new(options), vocabulary, &piece),
         _ => completion::choice(out, vocabulary, &piece),
     });
     out.extend_from_slice(b",\"usage\":");

@@ -4,6 +4,7 @@
 //! - [`ids`]: which ids of a message are new
 //! - [`choice`]: ids → text → stop words → answer, for one choice
 //! - [`stop`]: stop words over streamed text
+//! - [`reading`]: parsers of reasoning and tool calls
 //! - [`logprobs`]: what rides along with the text
 //! - [`emit`], [`json`]: framing, one file for each kind of object
 //! - [`options`], [`usage`], [`stats`]: what is asked, counts and times
@@ -14,6 +15,7 @@ pub mod ids;
 pub mod json;
 pub mod logprobs;
 pub mod options;
+pub mod reading;
 pub mod stats;
 pub mod stop;
 pub mod usage;
@@ -32,6 +34,7 @@ use crate::tokenizer::{TextDecoder, Tokenizer};
 use crate::wire::{GenerateComplete, GenerateResponse, GenerateStreamChunk, Response};
 use choice::{Choice, Rules};
 use emit::Events;
+use reading::Plan;
 pub use options::{Object, Options, Prompt};
 pub use stats::{ITL_BOUNDS, Stats};
 use usage::Total;
@@ -63,6 +66,7 @@ pub trait Vocabulary {
     fn eos_token_ids(&self) -> &[u32];
     /// None for an unknown id.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;
+    fn token_id(&self, token: &str) -> Option<u32>;
 }
 
 impl Decode for TextDecoder {
@@ -93,6 +97,10 @@ impl Vocabulary for Tokenizer {
     fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         Tokenizer::token_bytes(self, id)
     }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        Tokenizer::token_id(self, token)
+    }
 }
 
 /// One response with all its choices. Send; used by one thread at a time.
@@ -113,14 +121,16 @@ pub struct Stream<V: Vocabulary = Tokenizer> {
 }
 
 impl<V: Vocabulary> Stream<V> {
-    pub fn new(vocabulary: Arc<V>, mut options: Options) -> Self {
+    /// Errors: `Internal` for a format of tool calls or reasoning that there is none of.
+    pub fn new(vocabulary: Arc<V>, mut options: Options) -> Result<Self> {
         options.complete();
-        let skip = options.skip_special_tokens;
-        let choice = |index| Choice::new(vocabulary.decoder(skip), &options, index);
+        let plan = Plan::new(&*vocabulary, &options)?;
+        let skip = options.skip_special_tokens && !plan.has_markers();
+        let choice = |index| Choice::new(vocabulary.decoder(skip), &options, &plan, index);
         let choices: Vec<_> = (0..options.choices).map(choice).collect();
         let total = Total::new(options.prompts.iter().map(|prompt| prompt.tokens.into()));
-        Self {
-            rules: Rules::new(vocabulary, &mut options),
+        Ok(Self {
+            rules: Rules::new(vocabulary, &mut options, plan),
             events: Events::new(&options),
             stats: Stats { usage: *total.sum(), ..Stats::default() },
             total,
@@ -131,7 +141,7 @@ impl<V: Vocabulary> Stream<V> {
             started: false,
             born: Instant::now(),
             options,
-        }
+        })
     }
 
     /// Takes one `GenerateResponse` of `choice` and returns flags. Messages of a choice that has ended are

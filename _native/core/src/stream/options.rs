@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 
+use super::reading::{Function, IdStyle, ReadAs};
 use crate::error::{Code, Error, Result};
 
 /// What kind of object the client reads.
@@ -81,6 +82,37 @@ pub struct Options {
     /// `/generate`: an id for each choice; absent, `id` itself, or `id_0`, `id_1` … in a batch.
     #[serde(default)]
     pub ids: Vec<String>,
+    /// Name of the format of tool calls; absent: none, the text is content.
+    #[serde(default)]
+    pub tool_format: Option<String>,
+    /// The functions that may be called, no others.
+    #[serde(default)]
+    pub tools: Vec<Function>,
+    /// False: at most one call comes out of each choice.
+    #[serde(default = "yes")]
+    pub parallel: bool,
+    #[serde(default)]
+    pub read_as: ReadAs,
+    #[serde(default)]
+    pub id_style: IdStyle,
+    /// Calls in the conversation so far.
+    #[serde(default)]
+    pub calls_before: u32,
+    /// `function_call` in place of `tool_calls`, as in requests with `functions`.
+    #[serde(default)]
+    pub legacy_function_call: bool,
+    /// Name of the format of reasoning; absent: none.
+    #[serde(default)]
+    pub reasoning_format: Option<String>,
+    /// Whether the answer begins inside the reasoning; absent: as the format has it.
+    #[serde(default)]
+    pub starts_inside: Option<bool>,
+    /// False: reasoning stays in the content, its marks too.
+    #[serde(default = "yes")]
+    pub separate_reasoning: bool,
+    /// False: reasoning comes whole, in one delta.
+    #[serde(default = "yes")]
+    pub stream_reasoning: bool,
 }
 
 fn one() -> u32 {

@@ -110,6 +110,10 @@ impl Vocabulary for Bytes {
     fn token_bytes(&self, id: u32) -> Option<&[u8]> {
         Some(self.bytes(id)).filter(|bytes| !bytes.is_empty())
     }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        (0..=EOM).find(|&id| self.bytes(id) == token.as_bytes())
+    }
 }
 
 impl Decode for ByteDecoder {

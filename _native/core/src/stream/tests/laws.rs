@@ -199,7 +199,7 @@ fn messages(
 
 /// Feeds the choices' messages in turn; what comes after a CANCEL is sent on now and then.
 fn run(random: &mut Random, options: &Options, vocabulary: &Arc<Bytes>, cases: &[Case]) -> Answer {
-    let mut stream = Stream::new(vocabulary.clone(), options.clone());
+    let mut stream = Stream::new(vocabulary.clone(), options.clone()).unwrap();
     let mut queues: Vec<_> = cases.iter().map(|case| case.messages.iter().peekable()).collect();
     let mut out = Vec::new();
     let mut flags = 0;
@@ -308,7 +308,7 @@ fn cost_of_a_message() {
         ("continuous usage", json!({"continuous_usage": true})),
         ("not streamed", json!({"streaming": false})),
     ] {
-        let mut stream: Stream = Stream::new(tokenizer.clone(), options(more));
+        let mut stream: Stream = Stream::new(tokenizer.clone(), options(more)).unwrap();
         let clock = Instant::now();
         let mut bytes = 0;
         for message in &messages {
@@ -366,7 +366,7 @@ fn a_real_tokenizer_streams_what_it_decodes() {
         let skip = random.chance(50);
         let stop: &[&str] = if random.chance(50) { &["STOP", "👩‍👦"] } else { &[] };
         let options = options(json!({"skip_special_tokens": skip, "stop": stop}));
-        let mut stream: Stream = Stream::new(tokenizer.clone(), options.clone());
+        let mut stream: Stream = Stream::new(tokenizer.clone(), options.clone()).unwrap();
         let (mut count, mut rest) = (0, &all[..]);
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(1 + random.below(rest.len().min(4)));

@@ -68,7 +68,7 @@ pub fn options(more: Value) -> Options {
 }
 
 pub fn stream(more: Value) -> Stream<Bytes> {
-    Stream::new(Bytes::new(), options(more))
+    Stream::new(Bytes::new(), options(more)).unwrap()
 }
 
 pub fn ids(text: &str) -> Vec<u32> {

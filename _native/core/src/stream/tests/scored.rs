@@ -266,7 +266,7 @@ fn generate_in_batches() {
         let mut one =
             json!({"object": "generate", "id": "r", "batch": batch, "ids": ids, "streaming": false});
         one["system_fingerprint"] = Value::Null;
-        let mut stream = Stream::new(Bytes::new(), options(one));
+        let mut stream = Stream::new(Bytes::new(), options(one)).unwrap();
         stream.feed(0, &complete(&[105], 1)).unwrap();
         let whole: Value = serde_json::from_slice(&stream.result()).unwrap();
         let object = if batch { &whole[0] } else { &whole };
