@@ -113,6 +113,7 @@ class _Queue:
             _LOG.exception("reading from %s failed", choice.lease.worker.url)
             end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
         choice.stream = None
+        self.dispatcher.endings.forget(choice)
         if self.end(choice, end):
             self.dispatcher.note_end(choice.lease.worker, end)
 
@@ -162,10 +163,12 @@ class _Queue:
             self.make_room()
         return True
 
-    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> None:
-        """Ends a choice that the worker still works on."""
-        if self.end(choice, last):
+    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> bool:
+        """Ends a choice that the worker still works on. True for the one caller that did so."""
+        ended = self.end(choice, last)
+        if ended:
             self._drop(choice)
+        return ended
 
     def expire(self, now: float) -> float:
         """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
@@ -173,8 +176,9 @@ class _Queue:
         for choice in list(self.choices.values()):
             left = choice.last + choice.patience - now
             if left <= 0 and not choice.blocked:
-                silence = f"nothing came for {choice.patience:g} seconds"
-                self.cancel(choice, RpcFailure("DEADLINE_EXCEEDED", silence))
+                silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
+                if self.cancel(choice, silence):
+                    self.dispatcher.pool.report(choice.lease.worker, Event.CALL_SILENT)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 
@@ -187,8 +191,8 @@ class _Queue:
 
     def let_end(self, choice: _Choice) -> None:
         """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
-        if self.end(choice) and choice.stream is not None:
-            runtime.call_later(self.dispatcher.close_timeout, lambda: _close(choice.stream))
+        if self.end(choice):
+            self.dispatcher.endings.watch(choice)
 
     def close(self) -> None:
         """Cancels all that is open. Idempotent."""
@@ -200,9 +204,49 @@ class _Queue:
         self.wakeup.set()
 
 
-def _close(stream: MessageStream | None) -> None:
-    if stream is not None:
-        stream.close()
+class _Endings:
+    """Choices whose RPC has to end by itself within `seconds`, or is cancelled; one timer for all of them."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due: dict[_Choice, float] = {}  # in the order of time
+        self._timed = False
+        self._lock = threading.Lock()
+
+    def watch(self, choice: _Choice) -> None:
+        with self._lock:
+            if choice.stream is None:
+                return
+            self._due[choice] = time.monotonic() + self._seconds
+            start, self._timed = not self._timed, True
+        if start:
+            runtime.call_later(self._seconds, self._look)
+
+    def forget(self, choice: _Choice) -> None:
+        """The RPC of `choice` has ended: its stream is None."""
+        with self._lock:
+            self._due.pop(choice, None)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def _look(self) -> None:
+        late: list[MessageStream] = []
+        now, pause = time.monotonic(), 0.0
+        with self._lock:
+            for choice, due in list(self._due.items()):
+                if due > now:
+                    pause = due - now
+                    break
+                del self._due[choice]
+                if choice.stream is not None:
+                    late.append(choice.stream)
+            self._timed = bool(self._due)
+            timed = self._timed
+        for stream in late:
+            stream.close()
+        if timed:
+            runtime.call_later(pause, self._look)
 
 
 class Generation:
@@ -331,7 +375,7 @@ class Dispatcher:
         self.transport = transport
         self.queue_size = settings.queue_size
         self.token_timeout = settings.token_timeout
-        self.close_timeout = settings.close_timeout
+        self.endings = _Endings(settings.close_timeout)
         self.defer = runtime.deferrer()
         self._first_token_timeout = settings.first_token_timeout
         self._first_failure = first_failure

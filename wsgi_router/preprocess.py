@@ -5,31 +5,25 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native, reading
+from wsgi_router import native, reading, runtime
 from wsgi_router.schema import ChatRequest, in_range
 from wsgi_router.settings import Settings
+from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request that is ready to go. `body` is a GenerateRequest without its request_id."""
+    """A request that is ready to go."""
 
-    model: str
-    body: bytes
-    choices: int
-    prompt_tokens: int
-    max_new_tokens: int | None
+    job: GenerateJob
     stream_options: bytes
     """JSON for the native Stream."""
-    hints: Mapping[str, str]
-    """What routing policies may go by."""
     warnings: tuple[str, ...]
     """For the header X-Router-Warning."""
 
@@ -69,6 +63,7 @@ def prepare(
     request: ChatRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
+    runtime.breathe()  # to decode and to encode a large body takes as long again
     job = chat_job(request, card)
     plan = reading.plan(
         request.output,
@@ -87,15 +82,14 @@ def prepare(
     # First, so that no number of unknown names crowds it out of the header.
     seed = ["seed"] if request.seed is not None else []
     return Prepared(
-        model=card.name,
-        body=prepared.body + plan.body(prompt),
-        choices=request.choices,
-        prompt_tokens=prepared.prompt_tokens,
-        max_new_tokens=prepared.max_new_tokens,
+        job=GenerateJob(card.name, prepared.body + plan.body(prompt), request.choices, _hints(request)),
         stream_options=_encode(options),
-        hints={"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {},
         warnings=(*seed, *request.unknown),
     )
+
+
+def _hints(request: ChatRequest) -> dict[str, str]:
+    return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:

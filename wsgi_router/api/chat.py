@@ -11,7 +11,6 @@ from wsgi_router.api.body import read_body
 from wsgi_router.api.services import Services, current
 from wsgi_router.dispatch import Generation
 from wsgi_router.runtime import ClientWatch
-from wsgi_router.workers.transport import GenerateJob
 
 blueprint = Blueprint("chat", __name__)
 
@@ -31,29 +30,19 @@ def chat_completions() -> Response:
     body = read_body(request.environ, services.settings.max_body_bytes)
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
+    record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
     card = services.pool.resolve_model(asked.model)
     record.model = card.name
     prepared = preprocess.prepare(asked, card, tokenizer, services.settings)
     stream = native.new_stream(tokenizer, prepared.stream_options)
-    generation = _open(services, prepared)
+    generation = services.dispatcher.open(prepared.job, ClientWatch(request.environ))
     record.first_token()
     answer = _stream if asked.stream else _whole
     response = answer(generation, stream, services, record)
     if prepared.warnings:
         response.headers["X-Router-Warning"] = warning_header(prepared.warnings)
     return response
-
-
-def _open(services: Services, prepared: preprocess.Prepared) -> Generation:
-    job = GenerateJob(
-        model=prepared.model,
-        body=prepared.body,
-        choices=prepared.choices,
-        prompt_tokens=prepared.prompt_tokens,
-        hints=prepared.hints,
-    )
-    return services.dispatcher.open(job, ClientWatch(request.environ))
 
 
 def _stream(

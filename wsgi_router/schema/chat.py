@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, convert, decode_object, unsupported
-from wsgi_router.schema.messages import Message, check_messages, for_template
+from wsgi_router.schema.messages import Message, check_count, check_messages, for_template
 from wsgi_router.schema.output import PLAIN, Output, take_output
 
 MAX_STOP: Final = 16
@@ -134,18 +134,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 _HANDED_ON: Final = frozenset({"messages", "documents", "chat_template_kwargs", "custom_params"})
 KNOWN: Final = HONOURED | INERT | NOT_SUPPORTED.keys()
 
-_TEMPLATE_OWN: Final = {
-    "chat_template": "Chat templates of clients are refused.",
-    "tokenize": "The prompt is always tokenised.",
-    "messages": "Send messages as 'messages'.",
-    "conversation": "Send messages as 'messages'.",
-    "tools": "Send tools as 'tools'.",
-    "documents": "Send documents as 'documents'.",
-    "add_generation_prompt": "Send it as the field 'add_generation_prompt'.",
-    "continue_final_message": "Send it as the field 'continue_final_message'.",
-}
-"""Template kwargs that would take the place of what the router passes."""
-
 # field: (lower bound, upper bound, whether the lower bound itself is allowed)
 RANGES: Final[dict[str, tuple[int, int, bool]]] = {
     "temperature": (0, 2, True),
@@ -165,6 +153,7 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
     value = decode_object(body)
     output = take_output(value)
+    check_count(value.get("messages"))
     request = convert(_only(value, HONOURED), ChatRequest)
     for name, given in _only(value, _HANDED_ON).items():
         check_depth(name, given)
@@ -175,7 +164,6 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     _check_stops(request)
     _check_logit_bias(request)
     _check_combinations(request)
-    _check_template_arguments(request)
     request.raw_messages = for_template(value["messages"])
     request.unknown = _unknown(value)
     request.output = output
@@ -259,12 +247,6 @@ def _check_combinations(request: ChatRequest) -> None:
             raise bad("continue_final_message", "It excludes 'add_generation_prompt'.")
         if request.messages[-1].role != "assistant":
             raise bad("continue_final_message", "The last message must be the assistant's.")
-
-
-def _check_template_arguments(request: ChatRequest) -> None:
-    for name in request.chat_template_kwargs or {}:
-        if name in _TEMPLATE_OWN:
-            raise unsupported(f"chat_template_kwargs.{name}", _TEMPLATE_OWN[name])
 
 
 def _unknown(value: dict[str, Any]) -> list[str]:
