@@ -47,26 +47,27 @@ def _bad_json(body: bytes, error: Exception) -> str:
     return text
 
 
-def convert(value: object, kind: type[T]) -> T:
-    """`value` as a `kind`. Raises InvalidRequestError that names the path of what does not fit."""
+def convert(value: object, kind: type[T], at: str = "") -> T:
+    """`value` as a `kind`. Raises InvalidRequestError that names the path, after `at`, of what does not fit."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        _refuse(str(error))
+        _refuse(str(error), at)
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply.", code="invalid_json") from None
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse(text: str, at: str) -> NoReturn:
     """Raises for msgspec's text, such as "Expected `int`, got `str` - at `$.stop[1]`"."""
     match = _AT.search(text)
     path = match["path"].removesuffix("[...]") if match else ""
     reason = _AT.sub("", text)
     if missing := _MISSING.match(reason):
-        path = f"{path}.{missing['field']}" if path else missing["field"]
+        path = at + (f"{path}.{missing['field']}" if path else missing["field"])
         raise InvalidRequestError(
             f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
         )
+    path = at + path
     where = f" for '{path}'" if path else ""
     code = "invalid_type" if reason.startswith("Expected") else "invalid_value"
     raise InvalidRequestError(f"Invalid value{where}: {_plain(reason)}.", param=path, code=code)
