@@ -27,8 +27,8 @@ class ChatRequest(Streamed, kw_only=True):
     reasoning_effort: Effort | None = None
 
     # Filled by parse_chat.
-    raw_messages: list[dict[str, Any]] = []
-    unknown: list[str] = []
+    raw_messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    unknown: list[str] = msgspec.field(default_factory=list)
 
     @property
     def max_new_tokens(self) -> int | None:

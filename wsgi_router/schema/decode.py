@@ -48,7 +48,7 @@ def _bad_json(body: bytes, error: Exception) -> str:
 
 
 def convert(value: object, kind: type[T], at: str = "") -> T:
-    """`value` as a `kind`. Raises InvalidRequestError that names the path, after `at`, of what does not fit."""
+    """`value` as a `kind`. Raises InvalidRequestError that names the path (after `at`) at fault."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
