@@ -281,7 +281,7 @@ class Generation:
         return True
 
     def take(self) -> list[Ready]:
-        """All that is ready, in order; empty if nothing is. Raises RouterError if a prompt cannot be started."""
+        """All that is ready, in order; empty if nothing is. Raises RouterError if a job cannot be started."""
         queue, opening = self._queue, self._opening
         ready = queue.ready
         taken: list[Ready] = []
@@ -383,7 +383,7 @@ class Dispatcher:
         client: runtime.ClientWatch | None = None,
         patience: float | None = None,
     ) -> Generation:
-        """The open answer to `jobs`, once the first event of any of them is there; `client` is closed with it.
+        """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT. All jobs have as many choices.
         Raises RouterError if a first event is a failure, after one other worker was asked where that may
@@ -436,7 +436,7 @@ class Dispatcher:
         raise error
 
     def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
-        """Asks for a job's other choices, of the worker that has begun the first: its cache has the prompt."""
+        """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
         job = opening.job
         try:
             for index in range(opening.index + 1, opening.index + job.choices):

@@ -13,6 +13,7 @@ from typing import Any, Final
 from flask import current_app
 
 from wsgi_router import native, observability, runtime
+from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import RouterError
 from wsgi_router.grpc_client import GrpcTransport
@@ -49,6 +50,7 @@ class Services:
         self._tokenizer: native.Tokenizer | None = None
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
+        self._calls: Calls
         self._transport: Transport
 
     def start(self) -> None:
@@ -70,6 +72,7 @@ class Services:
         self._transport = self._make_transport(self.settings)
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
+        self._calls = Calls(self._pool, self._transport)
         self._pool.start()
         runtime.spawn(_tell_workers, weakref.ref(self), os.getpid())
         _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
@@ -96,6 +99,10 @@ class Services:
     @property
     def dispatcher(self) -> Dispatcher:
         return self._dispatcher
+
+    @property
+    def calls(self) -> Calls:
+        return self._calls
 
     def __repr__(self) -> str:
         state = "started" if self._pid == os.getpid() else "not started"

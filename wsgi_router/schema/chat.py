@@ -99,7 +99,11 @@ _TEMPLATE_OWN: Final = {
 
 def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
-    value = decode_object(body)
+    return parse_chat_object(decode_object(body), max_choices)
+
+
+def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatRequest:
+    """`parse_chat` of a body that is decoded already."""
     request = FIELDS.convert(value)
     for name in _HANDED_ON & value.keys():
         check_depth(name, value[name])

@@ -24,7 +24,7 @@ class Fields(Generic[T]):
     """What a route, or an object in its body at `at` ("sampling_params."), takes.
 
     `not_supported`: name to the values (null besides) that ask for nothing. `filled`: fields of the type that
-    the parser fills and clients cannot.
+    the parser fills and clients cannot. `special`: names that the parser itself looks at.
     """
 
     def __init__(
@@ -34,11 +34,12 @@ class Fields(Generic[T]):
         not_supported: Mapping[str, tuple[Any, ...]],
         filled: Collection[str] = (),
         at: str = "",
+        special: Collection[str] = (),
     ) -> None:
         self.not_supported = not_supported
         self.honoured = frozenset(request.__struct_encode_fields__) - set(filled) - not_supported.keys()
         self.inert = frozenset(inert.__struct_encode_fields__)
-        self.known = self.honoured | self.inert | not_supported.keys()
+        self.known = self.honoured | self.inert | not_supported.keys() | set(special)
         self._request = request
         self._inert = inert
         self._at = at

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from wsgi_router.schema.decode import bad
 from wsgi_router.schema.sampling import check_token_ids
 
 Prompt = str | list[int]
+
+MAX_INPUTS: Final = 2048
+"""Inputs of a request that needs no worker's stream; OpenAI's own bound of embeddings."""
 
 
 def read_prompts(path: str, value: object, most: int) -> tuple[list[Prompt], bool]:
@@ -49,3 +52,14 @@ def _ids(path: str, value: list[Any]) -> list[int]:
 
 def _is_id(item: object) -> bool:
     return isinstance(item, int) and not isinstance(item, bool)
+
+
+def prompt_paths(path: str, prompts: list[Prompt], listed: bool) -> list[str]:
+    """Where each prompt stands in the request."""
+    return [f"{path}[{index}]" if listed else path for index in range(len(prompts))]
+
+
+def check_batch(path: str, prompts: list[Prompt], choices: int, most: int) -> None:
+    """Raises InvalidRequestError if all answers together are more than `most`."""
+    if len(prompts) * choices > most:
+        raise bad(path, f"{len(prompts)} prompts with {choices} answers each are more than {most} answers.")
