@@ -5,15 +5,21 @@
 //! ```
 //! The brackets are where the parsers go in: stop words apply to the answer and not to the reasoning, and what
 //! they release reaches the tool parser in order. Nothing here knows how the text is framed. What rides along
-//! with the text (logprob entries, once there are any) waits beside `answer` for the event that carries it.
+//! with the text (logprob entries, see [`super::logprobs`]) waits beside `answer` for the event that carries it.
+//! Entries follow the decoded text by its length: [`Choice::decode`] says what each token added to it, and
+//! [`Choice::sieve`] how much has left the stop words. A stage before the stop words has to [`Entries::release`]
+//! what it takes out of the text (reasoning, markers); one behind them changes nothing for the entries.
 
 use std::sync::Arc;
 
+use super::emit::Piece;
 use super::ids::Ids;
+use super::logprobs::Entries;
+use super::options::{Object, Options};
 use super::stats::Pace;
 use super::stop::{Cursor, StopWords};
-use super::usage::Usage;
-use super::{Options, Vocabulary};
+use super::usage::{Total, Usage};
+use super::{Decode, Vocabulary};
 use crate::wire::{GenerateComplete, GenerateStreamChunk, MatchedStop};
 
 /// What all choices of a response obey.
@@ -25,7 +31,9 @@ pub struct Rules<V> {
     ignore_eos: bool,
     /// The client's own, sorted.
     stop_ids: Vec<u32>,
-    vocabulary: Arc<V>,
+    /// `/generate`: ids are shown, and every stop is told.
+    by_id: bool,
+    pub vocabulary: Arc<V>,
 }
 
 impl<V: Vocabulary> Rules<V> {
@@ -38,6 +46,7 @@ impl<V: Vocabulary> Rules<V> {
             skip_special: options.skip_special_tokens,
             ignore_eos: options.ignore_eos,
             stop_ids,
+            by_id: options.object == Object::Generate,
             vocabulary,
         }
     }
@@ -68,11 +77,13 @@ impl<V: Vocabulary> Rules<V> {
         }
     }
 
-    /// The model's own end of text is no news to the client; any other stop is.
+    /// The model's own end of text is no news to the client; any other stop is. (SGLang tells it too.)
     fn matched(&self, complete: &GenerateComplete, ended_by: Option<u32>) -> Option<Matched> {
         match &complete.matched_stop {
             Some(MatchedStop::Text(text)) => Some(Matched::Text(text.clone())),
-            _ => ended_by.filter(|&id| self.asked_for(id) || !self.is_eos(id)).map(Matched::Token),
+            _ => ended_by
+                .filter(|&id| self.by_id || self.asked_for(id) || !self.is_eos(id))
+                .map(Matched::Token),
         }
     }
 }
@@ -109,6 +120,8 @@ struct Held {
 
 /// State of one choice.
 pub struct Choice<D> {
+    /// Which prompt it answers.
+    pub prompt: usize,
     ids: Ids,
     decoder: D,
     held: Option<Held>,
@@ -117,47 +130,92 @@ pub struct Choice<D> {
     decoded: String,
     /// Text that stop words have released: all of it when aggregated, what no event has carried when streamed.
     pub answer: String,
+    /// Likewise the ids, where they are shown.
+    pub shown: Vec<u32>,
+    /// None if the client wants no log probabilities.
+    pub entries: Option<Box<Entries>>,
     pub usage: Usage,
     pub pace: Pace,
     /// The event with the role is out.
     pub greeted: bool,
     pub finish: Option<Finish>,
+    /// Seconds from the start to the end.
+    pub latency: f64,
 }
 
-impl<D: super::Decode> Choice<D> {
-    pub fn new(decoder: D) -> Self {
+impl<D: Decode> Choice<D> {
+    pub fn new(decoder: D, options: &Options, index: u32) -> Self {
+        let echo = options.echo(index);
+        let by_id = options.object == Object::Generate;
         Self {
+            prompt: options.prompt_of(index),
             ids: Ids::default(),
             decoder,
             held: None,
             cursor: Cursor::default(),
             decoded: String::new(),
-            answer: String::new(),
+            answer: echo.unwrap_or_default().to_owned(),
+            shown: Vec::new(),
+            entries: options.logprobs.map(|limit| Box::new(Entries::new(limit, echo, by_id))),
             usage: Usage::default(),
             pace: Pace::default(),
             greeted: false,
             finish: None,
+            latency: 0.0,
+        }
+    }
+
+    /// What is there to say; `index` is the choice's.
+    pub fn piece(&self, index: u32, total: &Total) -> Piece<'_> {
+        Piece {
+            choice: index,
+            text: &self.answer,
+            entries: self.entries.as_ref().map(|entries| &*entries.ready),
+            ids: &self.shown,
+            finish: self.finish.as_ref(),
+            usage: total.settled(self.prompt, &self.usage),
+            latency: self.latency,
+        }
+    }
+
+    /// An event has carried all that was there to say.
+    pub fn said(&mut self) {
+        self.answer.clear();
+        self.shown.clear();
+        if let Some(entries) = &mut self.entries {
+            entries.ready.clear();
         }
     }
 
     /// Takes a chunk. Sets `finish` if a stop word is complete. Returns the number of new tokens.
     pub fn chunk<V: Vocabulary>(&mut self, rules: &Rules<V>, chunk: &GenerateStreamChunk) -> u64 {
+        if let Some(entries) = &mut self.entries {
+            entries.prompt(chunk.input_logprobs.as_deref(), &*rules.vocabulary);
+            entries.chunk(chunk.output_logprobs.as_deref(), chunk.completion_tokens);
+        }
         let fresh = self.ids.chunk(&chunk.token_ids, chunk.completion_tokens);
         self.count(chunk.prompt_tokens, chunk.cached_tokens, chunk.reasoning_tokens);
-        if let Some(word) = self.take(rules, fresh, false) {
-            self.stop_at(rules, word);
+        match self.take(rules, fresh, false) {
+            Some(word) => self.stop_at(rules, word),
+            None => self.entries.iter_mut().for_each(|entries| entries.settle(self.usage.completion)),
         }
+        self.show(rules, fresh);
         fresh.len() as u64
     }
 
     /// Takes the closing message, which is no abort, and sets `finish`. Returns the number of new tokens.
     pub fn complete<V: Vocabulary>(&mut self, rules: &Rules<V>, complete: &GenerateComplete) -> u64 {
+        if let Some(entries) = &mut self.entries {
+            entries.prompt(complete.input_logprobs.as_deref(), &*rules.vocabulary);
+            entries.complete(complete.output_logprobs.as_deref(), complete.completion_tokens);
+        }
         let fresh = self.ids.complete(&complete.output_ids, complete.completion_tokens);
         self.count(complete.prompt_tokens, complete.cached_tokens, complete.reasoning_tokens);
         match self.take(rules, fresh, true) {
             Some(word) => self.stop_at(rules, word),
             None => self.close(rules, complete),
         }
+        self.show(rules, fresh);
         fresh.len() as u64
     }
 
@@ -166,6 +224,14 @@ impl<D: super::Decode> Choice<D> {
         usage.prompt = usage.prompt.max(prompt.into());
         usage.cached = usage.cached.max(cached.into());
         usage.reasoning = usage.reasoning.max(reasoning.into());
+    }
+
+    /// Keeps new ids, up to the one that completed a stop word, if they are to be shown.
+    fn show<V: Vocabulary>(&mut self, rules: &Rules<V>, fresh: &[u32]) {
+        if rules.by_id {
+            let dropped = self.ids.count().saturating_sub(self.usage.completion) as usize;
+            self.shown.extend_from_slice(&fresh[..fresh.len().saturating_sub(dropped)]);
+        }
     }
 
     /// Pushes new ids through, up to the one that completes a stop word. The last one may have to wait.
@@ -188,11 +254,10 @@ impl<D: super::Decode> Choice<D> {
 
     /// One token's text. Some(stop word): usage ends with this token.
     fn push<V: Vocabulary>(&mut self, rules: &Rules<V>, token: Held) -> Option<usize> {
+        self.decode(rules.stop.is_empty(), token);
         if rules.stop.is_empty() {
-            self.decoder.push(token.id, &mut self.answer);
             return None;
         }
-        self.decoder.push(token.id, &mut self.decoded);
         let word = self.sieve(rules);
         if word.is_some() {
             self.usage.completion = token.count;
@@ -200,9 +265,25 @@ impl<D: super::Decode> Choice<D> {
         word
     }
 
+    /// One token's text to where the stop words look for it, or straight to the answer.
+    fn decode(&mut self, straight: bool, token: Held) {
+        let out = if straight { &mut self.answer } else { &mut self.decoded };
+        let Some(entries) = &mut self.entries else { return self.decoder.push(token.id, out) };
+        let before = out.len();
+        self.decoder.push(token.id, out);
+        entries.token(token.count, &out[before..]);
+        if straight {
+            entries.release(out.len() - before);
+        }
+    }
+
     /// Decoded text through the stop words into the answer.
     fn sieve<V: Vocabulary>(&mut self, rules: &Rules<V>) -> Option<usize> {
+        let before = self.answer.len();
         let word = rules.stop.feed(&mut self.cursor, &self.decoded, rules.keep, &mut self.answer);
+        if let Some(entries) = &mut self.entries {
+            entries.release(self.answer.len() - before);
+        }
         self.decoded.clear();
         word
     }
@@ -222,7 +303,7 @@ impl<D: super::Decode> Choice<D> {
             None => {
                 rules.stop.flush(&mut self.cursor, &mut self.answer);
                 let matched = rules.matched(complete, ended_by);
-                self.finish = Some(Finish { reason: reason(&complete.finish_reason), matched });
+                self.ends(Finish { reason: reason(&complete.finish_reason), matched }, false);
             }
         }
     }
@@ -230,6 +311,14 @@ impl<D: super::Decode> Choice<D> {
     fn stop_at<V: Vocabulary>(&mut self, rules: &Rules<V>, word: usize) {
         self.usage.reasoning = self.usage.reasoning.min(self.usage.completion);
         let matched = Some(Matched::Text(rules.stop.word(word).to_owned()));
-        self.finish = Some(Finish { reason: "stop", matched });
+        self.ends(Finish { reason: "stop", matched }, true);
+    }
+
+    /// `cut`: tokens of which no text is shown lose their entries.
+    fn ends(&mut self, finish: Finish, cut: bool) {
+        if let Some(entries) = &mut self.entries {
+            entries.finish(self.usage.completion, cut);
+        }
+        self.finish = Some(finish);
     }
 }

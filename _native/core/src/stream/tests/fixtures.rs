@@ -39,7 +39,9 @@ pub const EOM: u32 = 401;
 
 /// Ids below 256 are that byte; then words and pieces of characters; then the special tokens.
 pub struct Bytes {
-    pieces: Vec<&'static [u8]>,
+    /// By id; gaps are unknown ids.
+    tokens: Vec<Vec<u8>>,
+    size: u32,
 }
 
 impl Bytes {
@@ -61,26 +63,26 @@ impl Bytes {
             b"\xa8",
             "\u{2028}\u{85}\0\"\\".as_bytes(),
         ];
-        Arc::new(Self { pieces })
+        let size = 256 + pieces.len() as u32;
+        let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        tokens.extend(pieces.iter().map(|piece| piece.to_vec()));
+        tokens.resize(EOS as usize, Vec::new());
+        tokens.extend([b"<|eos|>".to_vec(), b"<|eom|>".to_vec()]);
+        Arc::new(Self { tokens, size })
     }
 
     /// All ids that are text.
     pub fn size(&self) -> u32 {
-        256 + self.pieces.len() as u32
+        self.size
     }
 
-    fn bytes(&self, id: u32) -> Vec<u8> {
-        match id {
-            0..256 => vec![id as u8],
-            EOS => b"<|eos|>".to_vec(),
-            EOM => b"<|eom|>".to_vec(),
-            _ => self.pieces.get(id as usize - 256).map(|piece| piece.to_vec()).unwrap_or_default(),
-        }
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.tokens.get(id as usize).map_or(&[], |bytes| bytes)
     }
 
     pub fn decode(&self, ids: &[u32], skip: bool) -> String {
         let ids = ids.iter().filter(|&&id| !(skip && self.is_special(id)));
-        String::from_utf8_lossy(&ids.flat_map(|&id| self.bytes(id)).collect::<Vec<_>>()).into_owned()
+        String::from_utf8_lossy(&ids.flat_map(|&id| self.bytes(id)).copied().collect::<Vec<_>>()).into_owned()
     }
 }
 
@@ -103,6 +105,10 @@ impl Vocabulary for Bytes {
 
     fn eos_token_ids(&self) -> &[u32] {
         &[EOS]
+    }
+
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        Some(self.bytes(id)).filter(|bytes| !bytes.is_empty())
     }
 }
 

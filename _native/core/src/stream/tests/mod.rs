@@ -1,8 +1,11 @@
 //! Whole responses, case by case; `laws` has what holds for all of them.
 
+mod entries;
 pub mod fixtures;
 mod laws;
+mod objects;
 mod response;
+mod scored;
 
 use std::time::{Duration, Instant};
 
