@@ -151,7 +151,7 @@ def prepare_generate(
         jobs=tuple(_generate_job(one, asked, card, {}) for one in prepared),
         stream_options=_encode(options),
         streaming=bool(request.stream),
-        warnings=_warnings(request.unknown, asked),
+        warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
     )
 
 
@@ -196,8 +196,9 @@ def _hints(request: Streamed) -> dict[str, str]:
     return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
 
 
-def _warnings(unknown: Sequence[str], request: Sampling) -> tuple[str, ...]:
-    return (*unknown, *(["seed"] if request.seed is not None else []))
+def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> tuple[str, ...]:
+    """Names for X-Router-Warning; `seed` is what this route calls the seed."""
+    return (*unknown, *([seed] if request.seed is not None else []))
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:

@@ -22,6 +22,11 @@ class GenerateSampling(
 ):
     """`sampling_params`, whose names are SGLang's."""
 
+    # Named again, since a new name concerns a class's own fields alone.
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    seed: int | None = None
+
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """A checked request. A null is the same as an absent field."""
