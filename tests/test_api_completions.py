@@ -223,4 +223,4 @@ def test_unknown_fields_are_named(make: Callable[..., App]) -> None:
         {"text": "x", "odd": 1, "sampling_params": {"strange": 1, "sampling_seed": 3}}, GENERATE
     )
     warning = answer.headers["X-Router-Warning"]
-    assert warning == "fields without effect: odd, sampling_params.strange, sampling_params.sampling_seed"
+    assert warning == "fields without effect: sampling_params.sampling_seed, odd, sampling_params.strange"

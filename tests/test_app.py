@@ -152,9 +152,10 @@ def test_a_second_worker_is_asked_once(folder: Path) -> None:
 def test_unknown_fields_are_named(make: Callable[..., App]) -> None:
     app = make(whole("x"), whole("x"), whole("x"))
     assert "X-Router-Warning" not in app.chat(user="me").headers
-    assert app.chat(tmperature=1, seed=1).headers["X-Router-Warning"].endswith(": tmperature, seed")
+    assert app.chat(tmperature=1, seed=1).headers["X-Router-Warning"].endswith(": seed, tmperature")
     names = {f"naïve\r\nX-Evil: {number}" + "y" * 300: 1 for number in range(30)}
-    warning = app.chat(**names).headers["X-Router-Warning"]
+    warning = app.chat(**names, seed=1).headers["X-Router-Warning"]
+    assert ": seed, " in warning
     assert warning.isascii()
     assert warning.isprintable()
     assert len(warning) <= 1024

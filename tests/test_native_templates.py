@@ -206,14 +206,9 @@ CONTENT = st.one_of(
     ),
 )
 TEXT = st.lists(CONTENT, max_size=3).map("".join)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
 VALUE = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(width=16, allow_nan=False, allow_infinity=False),
-        TEXT,
-    ),
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), FLOAT, TEXT),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(TEXT, inner, max_size=3)),
     max_leaves=6,
 )
@@ -262,7 +257,7 @@ def test_any_conversation_renders_as_by_transformers(name: str) -> None:
         rendered_some += text != REFUSED
 
     check()
-    assert rendered_some > 50
+    assert rendered_some > 30
 
 
 @pytest.mark.parametrize("name", models.NAMES)

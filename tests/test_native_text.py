@@ -223,3 +223,46 @@ def test_stop_words_in_long_text_with_random_cuts() -> None:
         words = [shown[place : place + 15] + tail for tail in ("", "\u0001", "\u0002x")]
         hits += check_stop("qwen3", ids, words, seeded.random() < 0.5, answers.messages(ids, cuts, "repeat"))
     assert hits == 30
+
+
+@MODELS
+def test_any_ending_is_the_same_however_it_comes(name: str) -> None:
+    """Ends of text, the client's stop ids and stop words, at the end and amid the text, in every combination:
+    neither cut nor closing form nor mode changes what the client reads."""
+    core, wheel = models.core(name), models.wheel(name)
+    end = core.info["eos_token_ids"][0]
+    some = wheel.encode("Stop here. 👍🏽 or <|there|>", add_special_tokens=False).ids
+    special = sorted(token for token, each in wheel.get_added_tokens_decoder().items() if each.special)
+    token = st.one_of(st.sampled_from(some), st.just(end), st.sampled_from(special))
+    fates = st.fixed_dictionaries(
+        {
+            "skip_special_tokens": st.booleans(),
+            "no_stop_trim": st.booleans(),
+            "ignore_eos": st.booleans(),
+            "stop_token_ids": st.lists(st.sampled_from([end, *some]), max_size=2),
+            "stop": st.lists(st.sampled_from(["here", ".", "👍", "re. ", "<|", "zz"]), max_size=2),
+        }
+    )
+
+    @models.examples(120)
+    @given(st.lists(token, min_size=1, max_size=14), CUTS, fates, st.sampled_from(["id", "silent", "length"]))
+    def check(ids: list[int], cuts: list[int], fate: dict[str, Any], told: str) -> None:
+        if fate["ignore_eos"]:
+            told = "length"  # An engine then stops at no id.
+        elif told == "silent" and fate["no_stop_trim"] and ids[-1] in fate["stop_token_ids"]:
+            told = "id"
+        elif told == "id" and ids[-1] not in (end, *special, *fate["stop_token_ids"]):
+            ids = [*ids, end]  # An engine stops at nothing else.
+        matched = {"matched_token_id": ids[-1]} if told == "id" else {}
+        reason = "length" if told == "length" else "stop"
+        whole = answers.aggregated(core, answers.messages(ids, [], "all", reason, **matched), **fate)
+        for closing in answers.CLOSINGS:
+            for pieces in (cuts, [1] * len(ids), []):
+                fed = answers.messages(ids, pieces, closing, reason, **matched)
+                assert answers.streamed(core, fed, **fate) == whole
+                assert answers.aggregated(core, fed, **fate) == whole
+        if told == "id" and not fate["stop"] and not fate["no_stop_trim"]:
+            skip = fate["skip_special_tokens"]
+            assert whole.text == wheel.decode(ids[:-1], skip_special_tokens=skip)
+
+    check()

@@ -41,7 +41,14 @@ def test_an_unknown_context_is_no_limit() -> None:
 
 @pytest.mark.parametrize(
     ("fields", "asked_as_stream"),
-    [({}, False), ({"stream": True}, True), ({"stop": "x"}, True), ({"stop": []}, False)],
+    [
+        ({}, False),
+        ({"stream": True}, True),
+        ({"stop": "x"}, True),
+        ({"stop": []}, False),
+        ({"n": 2}, True),  # the others start at the first one's first event
+        ({"n": 1}, False),
+    ],
 )
 def test_when_the_worker_streams(fields: dict[str, Any], asked_as_stream: bool) -> None:
     assert job(**fields)["stream"] is asked_as_stream
@@ -91,6 +98,7 @@ def test_the_clients_parameters_win_over_the_workers_defaults() -> None:
         "{",
         '{"temperature": "hot", "top_k": null, "min_p": true, "stop": ["x"]}',
         '{"top_k": 1e300}',
+        '{"top_k": 0, "top_p": 0, "min_new_tokens": -1, "repetition_penalty": 3}',
     ],
 )
 def test_defaults_that_cannot_be_used_are_passed_over(text: str) -> None:

@@ -218,6 +218,29 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
     assert (caught.value.param, caught.value.code, caught.value.status) == (param, code, 400)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_p": "x", "temperature": "x", "min_p": "x"},
+        {"temperature": "x", "min_p": "x", "top_p": "x"},
+        {"regex": "a", "lora_path": "b", "audio": {}},
+        {"audio": {}, "lora_path": "b", "regex": "a"},
+        {"user": 1, "metadata": 1, "store": 1},
+        {"store": 1, "metadata": 1, "user": 1},
+    ],
+)
+def test_of_several_faults_the_first_one_is_named(fields: dict[str, Any]) -> None:
+    error = refusal(body(**fields))
+    assert error is not None
+    assert error.param == next(iter(fields))
+
+
+def test_bounds_are_told_in_full() -> None:
+    error = refusal(body(max_tokens=2**31))
+    assert error is not None
+    assert error.message == "'max_tokens' must be at least 1 and at most 2147483647, not 2147483648."
+
+
 @pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED))
 def test_what_is_not_built_is_refused_by_name(name: str) -> None:
     needed = {"tool_choice": {"tools": []}, "top_logprobs": {"logprobs": False}}.get(name, {})

@@ -1,4 +1,4 @@
-"""`wsgi-router`: serve, check, settings."""
+"""`wsgi-router`: serve, check, settings, example."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _check() -> int:
     configured = settings.load()
     for name in settings.unknown_variables(os.environ):
         print(f"warning: {name} sets nothing")
-    for name in settings.FIELDS:
+    for name, field in settings.FIELDS.items():
         value = getattr(configured, name)
-        print(f"{name} = {'(hidden)' if name == 'api_keys' and value else value!r}")
+        print(f"{name} = {value!r}" if field.repr or not value else f"{name} = (hidden)")
     tokenizer = native.load_tokenizer(configured)
     if tokenizer is None:
         print("no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set", file=sys.stderr)

@@ -14,13 +14,13 @@ import msgspec
 from wsgi_router import native
 from wsgi_router.errors import ContextLengthError
 from wsgi_router.schema import (
-    MAX_INT32,
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
     Prompt,
     Sampling,
     Streamed,
+    in_range,
 )
 from wsgi_router.settings import Settings
 from wsgi_router.workers.transport import GenerateJob
@@ -198,7 +198,8 @@ def _hints(request: Streamed) -> dict[str, str]:
 
 def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> tuple[str, ...]:
     """Names for X-Router-Warning; `seed` is what this route calls the seed."""
-    return (*unknown, *([seed] if request.seed is not None else []))
+    # First, so that no number of unknown names crowds it out of the header.
+    return (*([seed] if request.seed is not None else []), *unknown)
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
@@ -220,8 +221,9 @@ def _plain_job(request: Sampling, card: ModelCard, stream: bool) -> dict[str, An
     return {
         "context_length": card.context_length or None,
         "max_tokens": request.max_new_tokens,
-        # Stop strings are found in the router, so the worker must not keep its tokens until the end.
-        "stream": bool(stream or request.stop_words),
+        # Stop strings are found in the router, and further choices start at the first one's first event: in
+        # both cases the worker must not keep its tokens until the end.
+        "stream": bool(stream or request.stop_words or request.choices > 1),
         "sampling": sampling(request, card),
     }
 
@@ -253,7 +255,10 @@ def sampling(request: Sampling, card: ModelCard) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def model_defaults(text: str) -> dict[str, Any]:
-    """The usable parameters in a worker's JSON of defaults; what is no number is passed over."""
+    """The usable parameters in a worker's JSON of defaults; what a client could not ask for is passed over.
+
+    (Hugging Face's top_k of 0, which means "off", is one of those.)
+    """
     try:
         values = msgspec.json.decode(text) if text else {}
     except (msgspec.DecodeError, RecursionError):
@@ -263,7 +268,8 @@ def model_defaults(text: str) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     for name in _DEFAULTS_TAKEN & values.keys():
         value = values[name]
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= MAX_INT32:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if is_number and in_range(_SAMPLING[name], value):
             taken[name] = int(value) if name in _INTEGERS else float(value)
     return taken
 

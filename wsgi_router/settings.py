@@ -18,7 +18,6 @@ from typing import Any, Final
 
 PREFIX: Final = "WSGI_ROUTER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
-DEFAULT_WORKER_PORT: Final = 30001
 
 
 class SettingsError(ValueError):
@@ -190,7 +189,9 @@ class Settings:
         "Worker messages kept for a request whose client reads slowly; past it the worker is held back.",
     )
     first_token_timeout: float = _row(
-        600.0, _seconds(0.1), "Longest wait for a worker's first token; prefill and its queue count."
+        600.0,
+        _seconds(0.1),
+        "Longest wait for a worker's first token, or for the whole answer when it is not streamed.",
     )
     token_timeout: float = _row(120.0, _seconds(0.1), "Longest wait between two messages of a worker.")
     keepalive_time: float = _row(
@@ -199,7 +200,11 @@ class Settings:
     keepalive_timeout: float = _row(
         20.0, _seconds(1), "A gRPC ping unanswered for so long ends the connection."
     )
-    close_timeout: float = _row(5.0, _seconds(0), "Longest wait for open calls when a process ends.")
+    close_timeout: float = _row(
+        5.0,
+        _seconds(0),
+        "Longest wait for a call's status after its last message, and for open calls when a process ends.",
+    )
     abort_timeout: float = _row(2.0, _seconds(0.1), "Deadline of the Abort call after an unfinished request.")
     health_interval: float = _row(1.0, _seconds(0.1), "Pause between two checks of a worker that is down.")
     health_timeout: float = _row(

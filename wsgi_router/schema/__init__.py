@@ -5,11 +5,10 @@ from wsgi_router.schema.completions import CompletionRequest, parse_completion
 from wsgi_router.schema.embeddings import EmbeddingRequest, parse_embedding
 from wsgi_router.schema.generate import GenerateRequest, parse_generate
 from wsgi_router.schema.prompts import Prompt
-from wsgi_router.schema.sampling import MAX_INT32, Sampling, Streamed, StreamOptions
+from wsgi_router.schema.sampling import Sampling, Streamed, StreamOptions, in_range
 from wsgi_router.schema.tokenize import DetokenizeRequest, TokenizeRequest, parse_detokenize, parse_tokenize
 
 __all__ = [
-    "MAX_INT32",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -20,6 +19,7 @@ __all__ = [
     "StreamOptions",
     "Streamed",
     "TokenizeRequest",
+    "in_range",
     "parse_chat",
     "parse_completion",
     "parse_detokenize",

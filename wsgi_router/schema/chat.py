@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, check_depth, decode_object, unsupported
+from wsgi_router.schema.decode import bad, check_depth, decode_object, only, unsupported
 from wsgi_router.schema.fields import Fields
 from wsgi_router.schema.messages import Message, check_messages, for_template
 from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
@@ -105,8 +105,8 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
 def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatRequest:
     """`parse_chat` of a body that is decoded already."""
     request = FIELDS.convert(value)
-    for name in _HANDED_ON & value.keys():
-        check_depth(name, value[name])
+    for name, given in only(value, _HANDED_ON).items():
+        check_depth(name, given)
     check_messages(request.messages)
     _check_dependent(value)
     FIELDS.check(value)

@@ -7,6 +7,7 @@ UTF-8, lone surrogates and nesting past the recursion limit. Of a key that comes
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -85,6 +86,11 @@ _JSON_WORDS: Final = tuple(
     (re.compile(rf"(?<![a-z]){python}(?![a-z])"), json)
     for python, json in (("int", "integer"), ("float", "number"), ("str", "string"), ("bool", "boolean"))
 )
+
+
+def only(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The fields among `names` in the order they came, so that of several faults the first one is named."""
+    return {name: given for name, given in value.items() if name in names}
 
 
 def check_depth(name: str, value: object, levels: int = MAX_DEPTH) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from wsgi_router.schema.decode import convert, unsupported
+from wsgi_router.schema.decode import convert, only, unsupported
 from wsgi_router.schema.sampling import StreamOptions
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -46,15 +46,14 @@ class Fields(Generic[T]):
 
     def convert(self, value: Mapping[str, Any]) -> T:
         """The honoured fields of `value`, typed. Raises InvalidRequestError."""
-        return convert({key: value[key] for key in self.honoured & value.keys()}, self._request, self._at)
+        return convert(only(value, self.honoured), self._request, self._at)
 
     def check(self, value: Mapping[str, Any]) -> None:
         """Raises InvalidRequestError for what is not supported, and for inert fields of a wrong type."""
-        for name in self.not_supported.keys() & value.keys():
-            given = value[name]
+        for name, given in only(value, self.not_supported).items():
             if given is not None and not any(_same(given, neutral) for neutral in self.not_supported[name]):
                 raise unsupported(self._at + name)
-        convert({key: value[key] for key in self.inert & value.keys()}, self._inert, self._at)
+        convert(only(value, self.inert), self._inert, self._at)
 
     def unknown(self, value: Mapping[str, Any]) -> list[str]:
         """Paths of the unknown keys."""

@@ -78,7 +78,7 @@ class Streamed(Sampling, kw_only=True):
 
 
 # field: (lower bound, upper bound, whether the lower bound itself is allowed)
-RANGES: Final[dict[str, tuple[float, float, bool]]] = {
+RANGES: Final[dict[str, tuple[int, int, bool]]] = {
     "temperature": (0, 2, True),
     "top_p": (0, 1, False),
     "min_p": (0, 1, True),
@@ -90,6 +90,14 @@ RANGES: Final[dict[str, tuple[float, float, bool]]] = {
     "min_tokens": (0, MAX_INT32, True),
     "seed": (-(2**63), 2**63 - 1, True),
 }
+
+
+def in_range(name: str, number: float) -> bool:
+    """Whether `number` is allowed for a field of RANGES, or for top_k."""
+    if name == "top_k":
+        return number == -1 or 1 <= number <= MAX_INT32
+    low, high, inclusive = RANGES[name]
+    return low <= number <= high and (inclusive or number != low)
 
 
 def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
@@ -117,14 +125,13 @@ def check_stream(request: Streamed) -> None:
 def _check_ranges(sampling: Sampling, max_choices: int, names: dict[str, str]) -> None:
     for field, (low, high, inclusive) in RANGES.items():
         number = getattr(sampling, field, None)
-        if number is None:
-            continue
-        if not (low <= number <= high) or (number == low and not inclusive):
-            bounds = f"at least {low:g}" if inclusive else f"greater than {low:g}"
+        if number is not None and not in_range(field, number):
+            bounds = f"at least {low}" if inclusive else f"greater than {low}"
             name = names[field]
-            raise bad(name, f"'{name}' must be {bounds} and at most {high:g}, not {number:.10g}.")
-    if sampling.top_k is not None and not (sampling.top_k == -1 or 1 <= sampling.top_k <= MAX_INT32):
-        raise bad(names["top_k"], f"'{names['top_k']}' must be -1 (off) or at least 1.")
+            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {number}.")
+    if sampling.top_k is not None and not in_range("top_k", sampling.top_k):
+        name = names["top_k"]
+        raise bad(name, f"'{name}' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
     if sampling.n is not None and not 1 <= sampling.n <= min(max_choices, MAX_CHOICES):
         raise bad(names["n"], f"'{names['n']}' must be between 1 and {min(max_choices, MAX_CHOICES)}.")
 

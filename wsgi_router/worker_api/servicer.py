@@ -15,7 +15,14 @@ from google.protobuf.struct_pb2 import Struct
 
 from wsgi_router.pb import common_pb2, sglang_scheduler_pb2
 from wsgi_router.worker_api import wire
-from wsgi_router.worker_api.engine import Engine, EngineError, GenerationRequest, LoraAdapter, Step
+from wsgi_router.worker_api.engine import (
+    Engine,
+    EngineError,
+    GenerationRequest,
+    LoraAdapter,
+    Step,
+    invalid,
+)
 from wsgi_router.worker_api.registry import Call, Outcome, Registry, Sample
 from wsgi_router.worker_api.tokenizer_zip import zip_chunks, zip_tokenizer
 
@@ -190,7 +197,7 @@ class SchedulerServicer:
         async with engine_errors(context):
             ids = list(request.tokenized.input_ids)
             if not ids:
-                raise EngineError(grpc.StatusCode.INVALID_ARGUMENT, "tokenized input_ids are missing")
+                raise invalid("tokenized input_ids are missing")
             vector = await self.engine.embed(request.request_id, ids)
         return sglang_scheduler_pb2.EmbedResponse(
             embedding=vector, embedding_dim=len(vector), prompt_tokens=len(ids)

@@ -181,7 +181,7 @@ fn source(
         return Ok((render(template, messages, job, limits)?, None));
     }
     if let Some(ids) = &job.input_ids {
-        check_ids(ids, tokenizer.vocab_size())?;
+        check_ids(ids, |id| tokenizer.token_bytes(id).is_some())?;
         return Ok((String::new(), Some(ids.clone())));
     }
     Ok((job.prompt.clone().unwrap_or_default(), None))
@@ -227,10 +227,10 @@ fn check_kwargs(kwargs: &Map<String, Json>) -> Result<()> {
     }
 }
 
-fn check_ids(ids: &[u32], vocab_size: usize) -> Result<()> {
-    match ids.iter().position(|&id| id as usize >= vocab_size) {
+fn check_ids(ids: &[u32], known: impl Fn(u32) -> bool) -> Result<()> {
+    match ids.iter().position(|&id| !known(id)) {
         Some(index) => {
-            let text = format!("Token id {} is not in the vocabulary of {vocab_size}.", ids[index]);
+            let text = format!("Token id {} is not in the model's vocabulary.", ids[index]);
             Err(Error::new(Code::InvalidRequest, text).at(format!("input_ids[{index}]")))
         }
         None => Ok(()),
@@ -552,7 +552,7 @@ mod tests {
 
     #[test]
     fn ids_outside_the_vocabulary_are_refused() {
-        let error = check_ids(&[1, 9], 9).unwrap_err();
+        let error = check_ids(&[1, 9], |id| id < 9).unwrap_err();
         assert_eq!((error.code, error.param.as_str()), (Code::InvalidRequest, "input_ids[1]"));
     }
 

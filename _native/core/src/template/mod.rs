@@ -40,8 +40,8 @@ const NAME: &str = "chat_template";
 /// Stands where a prompt to be continued is cut off; the blank at its end tells whether the template
 /// trimmed the text before it.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// What transformers passes by itself, so that kwargs cannot.
-const OWN_NAMES: [&str; 4] = ["messages", "tools", "documents", "add_generation_prompt"];
+/// What transformers passes by itself, and the clock: not for kwargs to set.
+const OWN_NAMES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", builtins::NOW];
 
 /// What one rendering may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -68,7 +68,7 @@ fn arguments_as_dict(template: &ChatTemplate) -> bool {
     let python = format!("{{'probe_key': '{MARK}'}}");
     match shown(&arguments) {
         Some(text) if !text.contains(&python) => true,
-        as_dict => shown(&Json::from(arguments.to_string())).is_none() && as_dict.is_none_or(|_| true),
+        _ => shown(&Json::from(arguments.to_string())).is_none(),
     }
 }
 

@@ -14,6 +14,10 @@ fn compile(source: &str) -> ChatTemplate {
 }
 
 fn render_with(source: &str, messages: Json, kwargs: Json) -> Result<String> {
+    render_at(Some(1_720_267_200), source, messages, kwargs)
+}
+
+fn render_at(now: Option<i64>, source: &str, messages: Json, kwargs: Json) -> Result<String> {
     let input = RenderInput {
         messages: &messages,
         tools: None,
@@ -21,7 +25,7 @@ fn render_with(source: &str, messages: Json, kwargs: Json) -> Result<String> {
         kwargs: kwargs.as_object().unwrap(),
         add_generation_prompt: false,
         continue_final_message: false,
-        now: Some(1_720_267_200),
+        now,
     };
     compile(source).render(&input, &Limits::default())
 }
@@ -48,6 +52,13 @@ fn refused(sources: &[&str]) {
         let error = eval(source).expect_err(source);
         assert_eq!(error.code, Code::Template, "{source}");
     }
+}
+
+#[test]
+fn clients_cannot_set_the_clock() {
+    let messages = json!([{"role": "user", "content": "hello"}]);
+    let year = render_at(None, "{{ strftime_now('%Y') }}", messages, json!({"now\0": 0})).unwrap();
+    assert!(year.parse::<u32>().unwrap() > 2000, "{year}");
 }
 
 #[test]

@@ -13,6 +13,8 @@ pub struct Table {
     flags: Vec<u8>,
     bytes: Vec<u8>,
     tokens: usize,
+    /// The most bytes that one token has, replaced ones included.
+    longest: usize,
 }
 
 /// Skipped by `skip_special_tokens`.
@@ -36,9 +38,9 @@ impl Table {
         self.tokens
     }
 
-    /// The most bytes that one token has.
+    /// A bound on the bytes that one token has; each prompt is measured by it, so it is kept.
     pub fn longest(&self) -> usize {
-        self.spans.iter().map(|(start, end)| end.saturating_sub(*start)).max().unwrap_or(0) as usize
+        self.longest
     }
 
     /// Whether the token `id` has `flag`.
@@ -57,6 +59,7 @@ impl Table {
             self.flags.resize(slot + 1, 0);
         }
         self.tokens += usize::from(self.spans[slot] == HOLE);
+        self.longest = self.longest.max(token.len());
         let start = self.bytes.len();
         self.bytes.extend_from_slice(token);
         self.spans[slot] = (offset(start)?, offset(self.bytes.len())?);
@@ -177,7 +180,7 @@ mod tests {
             (None, Some(&b""[..]), Some(&b"3"[..]), None)
         );
         assert_eq!((table.len(), table.find(b"3"), table.find(b"three")), (2, Some(3), None));
-        assert_eq!(table.longest(), 1);
+        assert_eq!(table.longest(), 5);
         assert!(
             table.is(1, RAW_BYTE) && table.is(3, SPECIAL) && !table.is(3, RAW_BYTE) && !table.is(9, SPECIAL)
         );
