@@ -126,6 +126,20 @@ def test_echo_and_logprobs(client: openai.OpenAI, prompt: Any) -> None:
         assert scored.text_offset[0] == 0
 
 
+def test_a_prompt_is_scored_without_an_answer(client: openai.OpenAI, router: Router) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="say-text foo", echo=True, logprobs=1, max_tokens=0
+    )
+    scored = answer.choices[0].logprobs
+    assert scored is not None
+    assert scored.tokens == ["say", "-text", " foo"]
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("say-text foo", "length")
+    body = {"text": "say-text foo", "return_logprob": True, "logprob_start_len": 0}
+    info = post(router, "/generate", {**body, "sampling_params": {"max_new_tokens": 0}})["meta_info"]
+    assert [row[0] for row in info["input_token_logprobs"]] == scored.token_logprobs
+    assert info["output_token_logprobs"] == []
+
+
 def test_a_stop_word_ends_the_workers_work(
     client: openai.OpenAI, router: Router, simulators: tuple[Worker, Worker]
 ) -> None:

@@ -70,7 +70,7 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
     request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
     request.paths = prompt_paths("prompt", request.prompts, listed)
     FIELDS.check(value)
-    check_sampling(request, max_choices)
+    check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
     check_stream(request)
     _check_best_of(value.get("best_of"), request.choices)
     if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:

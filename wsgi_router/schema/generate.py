@@ -140,7 +140,8 @@ def _read_sampling(request: GenerateRequest, given: object, max_choices: int) ->
     if "custom_params" in given:
         check_depth("sampling_params.custom_params", given["custom_params"])
     SAMPLING_FIELDS.check(given)
-    check_sampling(request.sampling, max_choices, "sampling_params.")
+    # No new tokens: the prompt alone is scored.
+    check_sampling(request.sampling, max_choices, "sampling_params.", may_be_zero="max_tokens")
 
 
 def _check_logprobs(request: GenerateRequest) -> None:

@@ -100,12 +100,15 @@ def in_range(name: str, number: float) -> bool:
     return low <= number <= high and (inclusive or number != low)
 
 
-def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
-    """Limits and combinations. `at` is put before the names in errors. Raises InvalidRequestError."""
+def check_sampling(sampling: Sampling, max_choices: int, at: str = "", may_be_zero: str = "") -> None:
+    """Limits and combinations. `at` is put before the names in errors. Raises InvalidRequestError.
+
+    `may_be_zero`: a field of RANGES that may be 0, too.
+    """
     kind = type(sampling)
     shown = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
     names = {name: at + shown.get(name, name) for name in (*shown, *RANGES)}
-    _check_ranges(sampling, max_choices, names)
+    _check_ranges(sampling, max_choices, names, may_be_zero)
     _check_stops(sampling, names)
     _check_logit_bias(sampling, names)
     limit = sampling.max_new_tokens
@@ -122,9 +125,11 @@ def check_stream(request: Streamed) -> None:
         raise bad("stream_options", "'stream_options' needs 'stream' to be true.")
 
 
-def _check_ranges(sampling: Sampling, max_choices: int, names: dict[str, str]) -> None:
+def _check_ranges(sampling: Sampling, max_choices: int, names: dict[str, str], may_be_zero: str) -> None:
     for field, (low, high, inclusive) in RANGES.items():
         number = getattr(sampling, field, None)
+        if number == 0 and field == may_be_zero:
+            continue
         if number is not None and not in_range(field, number):
             bounds = f"at least {low}" if inclusive else f"greater than {low}"
             name = names[field]
