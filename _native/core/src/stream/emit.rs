@@ -127,7 +127,7 @@ pub fn whole<'a, V: Vocabulary>(
     out.extend_from_slice(b",\"choices\":");
     json::array(&mut out, pieces, |out, piece| match options.object {
         Object::Chat => chat::choice(out, vocabulary, &piece),
-        _ => completion::choice(out, vocabulary, &piece, piece.text, piece.entries, piece.finish),
+        _ => completion::choice(out, vocabulary, &piece),
     });
     out.extend_from_slice(b",\"usage\":");
     usage.write(&mut out);
@@ -135,9 +135,12 @@ pub fn whole<'a, V: Vocabulary>(
     out
 }
 
+/// What a choice begins with.
+const INDEX: &[u8] = b"{\"index\":";
+
 /// What is round the one choice of an event of OpenAI's.
 struct Envelope {
-    /// `data: {"id":…,"choices":[`
+    /// `data: {"id":…,"choices":[{"index":`
     head: Vec<u8>,
     include_usage: bool,
     continuous_usage: bool,
@@ -148,14 +151,16 @@ impl Envelope {
         let mut head = b"data: ".to_vec();
         open_object(&mut head, options, object);
         head.extend_from_slice(b",\"choices\":[");
+        head.extend_from_slice(INDEX);
         Self { head, include_usage: options.include_usage, continuous_usage: options.continuous_usage }
     }
 
-    fn open(&self, out: &mut Vec<u8>) {
+    fn open(&self, out: &mut Vec<u8>, choice: u32) {
         out.extend_from_slice(&self.head);
+        json::number(out, choice.into());
     }
 
-    /// `usage`: the choice's so far.
+    /// Behind the choice; `usage` is its own so far.
     fn close(&self, out: &mut Vec<u8>, usage: &Usage) {
         if self.continuous_usage {
             out.extend_from_slice(b"],\"usage\":");
@@ -170,7 +175,7 @@ impl Envelope {
 
     /// The event that has no choice.
     fn total(&self, out: &mut Vec<u8>, usage: &Usage) {
-        out.extend_from_slice(&self.head);
+        out.extend_from_slice(&self.head[..self.head.len() - INDEX.len()]);
         out.extend_from_slice(b"],\"usage\":");
         usage.write(out);
         out.extend_from_slice(b"}\n\n");

@@ -82,6 +82,11 @@ impl Total {
 
     /// Takes the change of one choice of a prompt.
     pub fn advance(&mut self, prompt: usize, before: &Usage, after: &Usage) {
+        if let [(usage, tokens)] = &mut self.prompts[..] {
+            usage.advance(before, after);
+            self.sum = usage.settled(*tokens);
+            return;
+        }
         let (usage, tokens) = &mut self.prompts[prompt];
         self.sum.subtract(&usage.settled(*tokens));
         usage.advance(before, after);

@@ -1,6 +1,6 @@
 //! `chat.completion` and its chunks.
 
-use super::{Envelope, Piece, finish, text};
+use super::{Envelope, INDEX, Piece, finish, text};
 use crate::stream::Vocabulary;
 use crate::stream::json;
 use crate::stream::logprobs::Entry;
@@ -11,8 +11,8 @@ pub const CHUNK: &str = "chat.completion.chunk";
 
 /// The first event of a choice.
 pub fn role(out: &mut Vec<u8>, envelope: &Envelope, choice: u32, usage: &Usage) {
-    open(out, envelope, choice);
-    out.extend_from_slice(b"{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}");
+    envelope.open(out, choice);
+    out.extend_from_slice(b",\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null}");
     envelope.close(out, usage);
 }
 
@@ -20,8 +20,8 @@ pub fn role(out: &mut Vec<u8>, envelope: &Envelope, choice: u32, usage: &Usage) 
 pub fn say<V: Vocabulary>(out: &mut Vec<u8>, envelope: &Envelope, vocabulary: &V, piece: &Piece) -> bool {
     let mut entries = piece.entries;
     if !piece.text.is_empty() {
-        open(out, envelope, piece.choice);
-        out.extend_from_slice(b"{\"content\":\"");
+        envelope.open(out, piece.choice);
+        out.extend_from_slice(b",\"delta\":{\"content\":\"");
         json::escape(out, piece.text);
         out.extend_from_slice(b"\"}");
         logprobs(out, vocabulary, entries.as_mut().map(std::mem::take));
@@ -29,8 +29,8 @@ pub fn say<V: Vocabulary>(out: &mut Vec<u8>, envelope: &Envelope, vocabulary: &V
         envelope.close(out, &piece.usage);
     }
     if let Some(end) = piece.finish {
-        open(out, envelope, piece.choice);
-        out.extend_from_slice(b"{}");
+        envelope.open(out, piece.choice);
+        out.extend_from_slice(b",\"delta\":{}");
         logprobs(out, vocabulary, entries);
         finish(out, end);
         out.push(b'}');
@@ -41,7 +41,7 @@ pub fn say<V: Vocabulary>(out: &mut Vec<u8>, envelope: &Envelope, vocabulary: &V
 
 /// One choice of a whole answer.
 pub fn choice<V: Vocabulary>(out: &mut Vec<u8>, vocabulary: &V, piece: &Piece) {
-    out.extend_from_slice(b"{\"index\":");
+    out.extend_from_slice(INDEX);
     json::number(out, piece.choice.into());
     out.extend_from_slice(b",\"message\":{\"role\":\"assistant\",\"content\":");
     json::string(out, piece.text);
@@ -51,13 +51,6 @@ pub fn choice<V: Vocabulary>(out: &mut Vec<u8>, vocabulary: &V, piece: &Piece) {
         finish(out, end);
     }
     out.push(b'}');
-}
-
-fn open(out: &mut Vec<u8>, envelope: &Envelope, choice: u32) {
-    envelope.open(out);
-    out.extend_from_slice(b"{\"index\":");
-    json::number(out, choice.into());
-    out.extend_from_slice(b",\"delta\":");
 }
 
 /// The field; left out if `entries` is None, null if there are none.

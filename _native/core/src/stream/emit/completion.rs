@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Envelope, Piece, finish};
+use super::{Envelope, INDEX, Piece, finish};
 use crate::stream::Vocabulary;
 use crate::stream::choice::Finish;
 use crate::stream::json;
@@ -14,29 +14,33 @@ pub const OBJECT: &str = "text_completion";
 pub fn say<V: Vocabulary>(out: &mut Vec<u8>, envelope: &Envelope, vocabulary: &V, piece: &Piece) -> bool {
     let mut entries = piece.entries;
     if !piece.text.is_empty() {
-        envelope.open(out);
-        choice(out, vocabulary, piece, piece.text, entries.as_mut().map(std::mem::take), None);
+        envelope.open(out, piece.choice);
+        rest(out, vocabulary, piece.text, entries.as_mut().map(std::mem::take), None);
         envelope.close(out, &piece.usage);
     }
     if piece.finish.is_some() {
-        envelope.open(out);
-        choice(out, vocabulary, piece, "", entries, piece.finish);
+        envelope.open(out, piece.choice);
+        rest(out, vocabulary, "", entries, piece.finish);
         envelope.close(out, &piece.usage);
     }
     !piece.text.is_empty() || piece.finish.is_some()
 }
 
-/// One choice of an event or of the whole answer.
-pub fn choice<V: Vocabulary>(
+/// One choice of a whole answer.
+pub fn choice<V: Vocabulary>(out: &mut Vec<u8>, vocabulary: &V, piece: &Piece) {
+    out.extend_from_slice(INDEX);
+    json::number(out, piece.choice.into());
+    rest(out, vocabulary, piece.text, piece.entries, piece.finish);
+}
+
+/// What follows a choice's index.
+fn rest<V: Vocabulary>(
     out: &mut Vec<u8>,
     vocabulary: &V,
-    piece: &Piece,
     text: &str,
     entries: Option<&[Entry]>,
     end: Option<&Finish>,
 ) {
-    out.extend_from_slice(b"{\"index\":");
-    json::number(out, piece.choice.into());
     out.extend_from_slice(b",\"text\":");
     json::string(out, text);
     out.extend_from_slice(b",\"logprobs\":");
