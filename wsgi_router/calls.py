@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from wsgi_router import runtime
+from wsgi_router import observability, runtime
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -51,6 +51,8 @@ class Calls:
                 if error is not None:
                     raise error from None
                 raise
+            if error is not None:
+                observability.metrics().retries.inc()
             tried.append(lease.worker)
             try:
                 return self._call(lease.worker, method, request, timeout)

@@ -92,6 +92,9 @@ def test_prompts_times_choices(
     whole = client.completions.create(model=MODEL, prompt=prompts, n=2, max_tokens=100)
     texts = [choice.text for choice in whole.choices]
     assert texts == [TEXT] * 2 + ["one two STOP three four"] * 2 + [TEXT] * 2
+    counts = post(router, "/v1/tokenize", {"prompt": prompts})["count"]
+    assert whole.usage is not None
+    assert whole.usage.prompt_tokens == sum(counts)  # once, however many answers each has
     seen = [""] * 6
     for chunk in client.completions.create(model=MODEL, prompt=prompts, n=2, max_tokens=100, stream=True):
         for choice in chunk.choices:
