@@ -73,5 +73,5 @@ class Stream:
         """The worker's words if it gave the request up."""
 
     def stats(self) -> dict[str, Any]:
-        """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``,
-        ``finish_reasons``; inter-token times: ``itl_buckets`` (counts, not cumulative), ``itl_sum`` (seconds), ``itl_count``."""
+        """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``, ``finish_reasons``;
+        inter-token times: ``itl_buckets`` (counts, not cumulative), ``itl_sum`` (seconds), ``itl_count``."""
