@@ -19,10 +19,11 @@ CANCEL = 4
 ALL_DONE = 8
 FAILED = 16
 
-cdef enum:
-    REPORT_RESULT = 0
-    REPORT_FAILURE = 1
-    REPORT_STATS = 2
+INVALID_REQUEST = WR_CODE_INVALID_REQUEST
+CONTEXT_LENGTH = WR_CODE_CONTEXT_LENGTH
+TEMPLATE = WR_CODE_TEMPLATE
+FUEL = WR_CODE_FUEL
+WORKER = WR_CODE_WORKER
 
 if wr_abi_version() != WR_ABI_VERSION:
     raise ImportError(
@@ -32,7 +33,7 @@ if wr_abi_version() != WR_ABI_VERSION:
 
 
 class NativeError(Exception):
-    """An error of the native core: ``code`` as in ``_native/core/src/error.rs``, ``message``, ``param``."""
+    """An error of the native core: ``code`` (``INVALID_REQUEST`` …), ``message``, ``param``."""
 
     def __init__(self, int code, str message, str param):
         super().__init__(message)
@@ -74,6 +75,15 @@ def abi_version():
 
 def live_handles():
     return facts()["live_handles"]
+
+
+def json_work(bytes body not None):
+    cdef const uint8_t *data = data_of(body)
+    cdef size_t size = PyBytes_GET_SIZE(body)
+    cdef uint64_t work
+    with nogil:
+        work = wr_json_work(data, size)
+    return work
 
 
 def first_failure(bytes message not None):
@@ -253,10 +263,10 @@ cdef class Stream:
         return owned(told)
 
     def result(self):
-        return self.report(REPORT_RESULT)
+        return self.report(WR_REPORT_RESULT)
 
     def failure(self):
-        return self.report(REPORT_FAILURE).decode() or None
+        return self.report(WR_REPORT_FAILURE).decode() or None
 
     def stats(self):
-        return json.loads(self.report(REPORT_STATS))
+        return json.loads(self.report(WR_REPORT_STATS))

@@ -1,4 +1,4 @@
-// The native core's C ABI. Made by cbindgen from core/src/ffi.rs: `make header` writes it, `make check` compares it.
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs and error.rs: `make header` writes it, `make check` compares it.
 
 #pragma once
 
@@ -9,7 +9,44 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 1
+#define WR_ABI_VERSION 2
+
+// Whose fault an error is and what the HTTP side makes of it.
+enum WrCode
+#if __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // __STDC_VERSION__ >= 202311L
+ {
+  // The client's input cannot be served: 400.
+  WR_CODE_INVALID_REQUEST = 1,
+  // Prompt and answer do not fit the model's context: 400 `context_length_exceeded`.
+  WR_CODE_CONTEXT_LENGTH = 2,
+  // The chat template refused the conversation (`raise_exception`) or failed on it: 400.
+  WR_CODE_TEMPLATE = 3,
+  // Rendering used up its fuel or its output limit: 400, or once more with more fuel in the pool.
+  WR_CODE_FUEL = 4,
+  // A file that start-up needs is missing or unreadable: the start stops with this message.
+  WR_CODE_LOAD = 5,
+  // A message of the worker could not be read: 502-class failure of the backend.
+  WR_CODE_WORKER = 6,
+  // A bug of ours, a caught panic included: that request's 500.
+  WR_CODE_INTERNAL = 7,
+};
+#if __STDC_VERSION__ >= 202311L
+typedef enum WrCode WrCode;
+#else
+typedef int32_t WrCode;
+#endif // __STDC_VERSION__ >= 202311L
+
+// What `wr_stream_report` can tell.
+typedef enum WrReport {
+  // The whole answer as one JSON object (not streaming).
+  WR_REPORT_RESULT = 0,
+  // The worker's words when it gave up; empty when it did not.
+  WR_REPORT_FAILURE = 1,
+  // Token counts and inter-token times as a JSON object.
+  WR_REPORT_STATS = 2,
+} WrReport;
 
 // A rendered, tokenised and encoded request.
 typedef struct WrPrepared WrPrepared;
@@ -56,6 +93,12 @@ uint32_t wr_abi_version(void);
 // # Safety
 // `out` points to room for a `WrBytes`.
 void wr_facts(struct WrBytes *out);
+
+// How much work it is to decode a JSON text, see `body::work`.
+//
+// # Safety
+// See the module's conventions.
+uint64_t wr_json_work(const uint8_t *data, size_t len);
 
 // Frees owned bytes; borrowed and empty ones are left alone.
 //
@@ -170,7 +213,7 @@ int32_t wr_stream_end(struct WrStream *handle, uint32_t choice, uint32_t *flags,
 // See the module's conventions.
 int32_t wr_stream_fail(struct WrStream *handle, const uint8_t *error, size_t error_len, struct WrError *err);
 
-// The bytes that are ready for the client (borrowed until the next take on this stream).
+// The bytes that are ready for the client (borrowed until the next call on this stream).
 //
 // # Safety
 // See the module's conventions.

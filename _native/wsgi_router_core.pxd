@@ -5,6 +5,18 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 cdef extern from "wsgi_router_core.h" nogil:
     enum: WR_ABI_VERSION
 
+    enum WrCode:
+        WR_CODE_INVALID_REQUEST
+        WR_CODE_CONTEXT_LENGTH
+        WR_CODE_TEMPLATE
+        WR_CODE_FUEL
+        WR_CODE_WORKER
+
+    enum WrReport:
+        WR_REPORT_RESULT
+        WR_REPORT_FAILURE
+        WR_REPORT_STATS
+
     struct WrBytes:
         uint8_t *ptr
         size_t len
@@ -35,6 +47,7 @@ cdef extern from "wsgi_router_core.h" nogil:
 
     uint32_t wr_abi_version()
     void wr_facts(WrBytes *out)
+    uint64_t wr_json_work(const uint8_t *data, size_t len)
     void wr_bytes_free(WrBytes bytes)
     int32_t wr_tokenizer_load(const uint8_t *path, size_t path_len, const uint8_t *template_, size_t template_len,
                               WrTokenizer **out, WrError *err)

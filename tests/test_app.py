@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from werkzeug.test import Client, TestResponse
 from tests.support import sse
 from tests.support.app import CHAT, MODEL, WORKER, App, RpcFailure, ask, chunk, complete, error_of, whole
 from tests.support.processes import wait_until
-from wsgi_router import api, runtime
-from wsgi_router.api.services import Services
-from wsgi_router.observability import metrics
+from wsgi_router import api, runtime, settings
+from wsgi_router.api.services import TRANSPORTS, Services
+from wsgi_router.observability import LOGGER, metrics
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.schema import chat
 
 
 def events(answer: TestResponse) -> list[Any]:
@@ -309,7 +311,10 @@ def test_without_a_worker(make: Callable[..., App]) -> None:
 
 def test_without_a_tokenizer(make: Callable[..., App]) -> None:
     app = make(tokenizer_path="")
-    assert error_of(app.client.get("/readiness"), 503)["code"] == "no_tokenizer"
+    answer = app.client.get("/readiness")
+    assert error_of(answer, 503)["code"] == "no_tokenizer"
+    assert int(answer.headers["Retry-After"]) > 0
+    assert answer.headers["x-should-retry"] == "false"
     assert error_of(app.chat(), 503)["code"] == "no_tokenizer"
     assert app.client.get("/health").status_code == 200
 
@@ -374,7 +379,8 @@ def test_clients_cannot_make_labels(app: App) -> None:
         ("GET", "/v1/models/", 200),
         ("HEAD", "/v1/models", 200),
         ("HEAD", "/health", 200),
-        ("OPTIONS", CHAT, 200),
+        ("OPTIONS", CHAT, 405),
+        ("OPTIONS", "/health", 405),
     ],
 )
 def test_routes(app: App, method: str, path: str, status: int) -> None:
@@ -385,7 +391,7 @@ def test_routes(app: App, method: str, path: str, status: int) -> None:
         assert answer.data == b""
     elif status >= 400:
         error_of(answer, status)
-    if status == 405 or method == "OPTIONS":
+    if status == 405:
         assert answer.headers["Allow"]
 
 
@@ -452,6 +458,73 @@ def test_services_start_once_and_close(make: Callable[..., App]) -> None:
     app.client.get("/health")
     assert app.services.pool is not pool
     wait_until(app.services.pool.usable, 10, "a usable worker")
+
+
+def tellers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "_tell_workers" in thread.name]
+
+
+def test_closed_services_leave_no_thread(make: Callable[..., App]) -> None:
+    before = set(tellers())
+    app = make()
+    for _ in range(5):
+        app.services.close()
+        app.services.start()
+    app.services.close()
+    wait_until(lambda: set(tellers()) <= before, 10, "the tellers ended")
+
+
+def test_the_setting_names_the_transport() -> None:
+    words = settings.FIELDS["transport"].metadata["cast"]
+    for name, kind in TRANSPORTS.items():
+        assert Services(settings.Settings(transport=words(name)))._make_transport is kind
+    with pytest.raises(ValueError, match=f"one of {', '.join(TRANSPORTS)}"):
+        words("carrier pigeon")
+
+
+def test_unknown_fields_are_logged_at_debug(
+    make: Callable[..., App], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make(whole("x"), whole("x"), log_level="debug")
+    caplog.set_level("DEBUG", "wsgi_router")
+    LOGGER.addHandler(caplog.handler)
+    try:
+        app.chat(**{"temprature": 1, "x\ny": "secret"})
+        (line,) = [text for text in caplog.messages if "unknown" in text]
+        assert line.endswith("has 2 unknown fields: temprature x?y")
+        LOGGER.setLevel("INFO")
+        caplog.clear()
+        app.chat(temprature=1)
+        assert "temprature" not in caplog.text
+    finally:
+        LOGGER.removeHandler(caplog.handler)
+        LOGGER.setLevel("INFO")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": [{"role": "user", "content": "hi"}] * 10_001}, "messages"),
+        ({"min_tokens": 1990}, "min_tokens"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"now\0": 1}}, "chat_template_kwargs.now\0"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(app: App, fields: dict[str, Any], param: str) -> None:
+    before = len(app.transport.streams)
+    assert error_of(app.chat(**fields), 400)["param"] == param
+    assert len(app.transport.streams) == before
+
+
+def test_a_body_of_too_many_values_is_refused_undecoded(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(_body: bytes) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(chat, "decode_object", decode)
+    message = b'{"role":"user","content":"hi"}'
+    for many in (b",".join([message] * 1_000_000), b"[]," * 150_000, b"1," * 3_000_000):
+        error = error_of(app.post(b'{"model":"m","messages":[' + many + b"]}"), 400)
+        assert error["code"] == "too_many_values"
 
 
 def test_defaults_of_the_worker_fill_what_the_client_left_out(make: Callable[..., App]) -> None:

@@ -267,13 +267,52 @@ def test_client_gone_while_messages_flow() -> None:
 
 
 def test_no_first_token_in_time() -> None:
-    bench = Bench((), (chunk(1), None), first_token_timeout=0.2)
+    bench = Bench((), (chunk(1), None), first_token_timeout=0.2, health_interval=100)
     start = time.monotonic()
     with pytest.raises(DeadlineError):
         bench.open()
     assert 0.2 <= time.monotonic() - start < 2
     assert len(bench.transport.streams) == 1
     assert bench.transport.streams[0].closes == 1
+    wait_until(lambda: len(bench.transport.probes) == 3)
+    assert bench.transport.probes[2] == bench.asked()[0]  # is it still there?
+
+
+def test_a_client_that_leaves_casts_no_suspicion() -> None:
+    bench = Bench((), health_interval=100)
+    client = Client()
+    runtime.call_later(0.1, client.leave)
+    with pytest.raises(ClientGone):
+        bench.open(client=client.watch)
+    assert all(worker.available() for worker in bench.pool.workers)
+    assert len(bench.transport.probes) == 2
+
+
+def test_a_stream_that_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    later: list[float] = []
+    monkeypatch.setattr(runtime, "call_later", lambda seconds, _function: later.append(seconds))
+    bench = Bench(*[(chunk(1),)] * 20)
+    generations = [bench.open() for _ in range(20)]
+    for generation in generations:
+        generation.finish(0, cancel=False)
+    assert len(bench.dispatcher.endings) == 20
+    for stream in bench.transport.streams:
+        stream.put(None)
+    wait_until(lambda: len(bench.dispatcher.endings) == 0)
+    assert later == [bench.settings.close_timeout]  # one timer for all of them
+    for generation in generations:
+        generation.close()
+    assert [stream.closes for stream in bench.transport.streams] == [0] * 20
+
+
+def test_a_stream_that_does_not_end_is_cancelled() -> None:
+    bench = Bench((chunk(1),), (chunk(1),), close_timeout=0.2)
+    for number in range(2):
+        generation = bench.open()
+        generation.finish(0, cancel=False)
+        wait_until(lambda n=number: bench.transport.streams[n].closes == 1)  # type: ignore[misc]
+        generation.close()
+    assert bench.transport.aborted == []
 
 
 def test_a_silent_worker_fails_its_choice() -> None:

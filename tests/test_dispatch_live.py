@@ -35,7 +35,7 @@ ANSWERS: list[tuple[list[int], dict[str, Any]]] = [
     (WAIT, {"token_ids": [11], "ttft_ms": 5000, "free": True}),
     (BURST, {"random": 600, "ttft_ms": 0, "itl_ms": 0, "free": True}),
     (BROKEN, {"error": {"status": "INVALID_ARGUMENT", "message": "no such thing"}}),
-    (ABORTED, {"abort": {"message": "given up", "after_tokens": 0}}),
+    (ABORTED, {"abort": {"after_tokens": 0}}),
     (HANG, {"token_ids": [11, 12], "hang": {"after_tokens": 1}, "ttft_ms": 0}),
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ import pytest
 
 from tests.support import tiny
 from wsgi_router import native
+from wsgi_router._core import CONTEXT_LENGTH, FUEL, INVALID_REQUEST, TEMPLATE, WORKER, json_work
 
-INVALID_REQUEST, CONTEXT_LENGTH, TEMPLATE, FUEL, LOAD, INTERNAL = 1, 2, 3, 4, 5, 7
+LOAD, INTERNAL = 5, 7
 
 
 @pytest.fixture(scope="module")
@@ -188,11 +190,36 @@ def test_an_id_beyond_the_vocabulary_is_named(tokenizer: native.Tokenizer) -> No
     assert "258" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template"])
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "chat_template", "now\0"])
 def test_template_arguments_cannot_replace_the_routers(name: str, tokenizer: native.Tokenizer) -> None:
     with pytest.raises(native.NativeError) as caught:
         tokenizer.prepare(job(chat_template_kwargs={name: "{{ 1 }}"}))
     assert (caught.value.code, caught.value.param) == (INVALID_REQUEST, f"chat_template_kwargs.{name}")
+
+
+def test_codes_are_those_of_the_core() -> None:
+    source = (Path(__file__).parents[1] / "_native/core/src/error.rs").read_text("utf-8")
+    codes = {name: int(code) for name, code in re.findall(r"^    (\w+) = (\d+),$", source, re.MULTILINE)}
+    assert codes == {
+        "InvalidRequest": INVALID_REQUEST,
+        "ContextLength": CONTEXT_LENGTH,
+        "Template": TEMPLATE,
+        "Fuel": FUEL,
+        "Load": LOAD,
+        "Worker": WORKER,
+        "Internal": INTERNAL,
+    }
+
+
+def test_the_work_of_decoding() -> None:
+    def work(value: object) -> int:
+        return json_work(json.dumps(value).encode())
+
+    assert work("long text, [with] {marks} " * 1000) == work("")
+    assert work(["x"] * 1000) == 1000 * work("x") + work([]) + 999
+    assert work("\n" * 1000) == work("") + 1000
+    assert json_work(b"") == 0
+    assert json_work(bytes(range(256)) * 10) > 0
 
 
 def test_a_tokenizer_without_a_template(folder: Path, tmp_path: Path) -> None:

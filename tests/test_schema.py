@@ -15,6 +15,8 @@ from wsgi_router.schema import ChatRequest, chat, parse_chat
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
+ASSISTANT: dict[str, Any] = {"role": "assistant", "content": "hi"}
+
 
 def body(**fields: Any) -> bytes:
     values = {"model": "m", "messages": [USER], **fields}
@@ -189,8 +191,15 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
         ({"logit_bias": {"5": 101}}, "logit_bias.5", VALUE),
         ({"logit_bias": {"5": "x"}}, "logit_bias", TYPE),
         ({"chat_template": "{{ 1 }}"}, "chat_template", UNSUPPORTED),
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template", UNSUPPORTED),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages", UNSUPPORTED),
+        ({"messages": [USER] * 10_001}, "messages", VALUE),
+        ({"messages": [ASSISTANT | {"audio": {"id": "a"}}]}, "messages[0].audio", UNSUPPORTED),
+        ({"messages": [USER | {"audio": {"id": "a"}}]}, "messages[0].audio", UNSUPPORTED),
+        ({"messages": [ASSISTANT | {"refusal": "no"}]}, "messages[0].refusal", UNSUPPORTED),
+        (
+            {"messages": [ASSISTANT | {"tool_calls": [CALL], "function_call": CALL["function"]}]},
+            "messages[0].function_call",
+            UNSUPPORTED,
+        ),
         ({"continue_final_message": True}, "continue_final_message", VALUE),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", VALUE),
         ({"reasoning_effort": "extreme"}, "reasoning_effort", VALUE),

@@ -68,14 +68,46 @@ def test_workers_come_up_one_by_one() -> None:
     assert {pool.select("m").worker.url for _ in range(4)} == {A, B}
 
 
-def test_a_worker_that_is_up_is_left_alone() -> None:
+def test_a_worker_that_answers_is_left_alone() -> None:
     transport = FakeTransport()
     transport.infos = {A: info("m")}
     pool = pool_of(transport, workers=(A, C))
     wait_until(lambda: up(pool) == [A])
     before = transport.probes.count(A)
-    wait_until(lambda: transport.probes.count(C) > 5)
+
+    def many_probes() -> bool:
+        pool.report(pool.workers[0], Event.CALL_OK)
+        return transport.probes.count(C) > 20
+
+    wait_until(many_probes, 60)
     assert transport.probes.count(A) == before
+
+
+def test_an_idle_worker_that_dies_is_found_down() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,))
+    wait_until(lambda: up(pool) == [A])
+    transport.infos[A] = DOWN
+    wait_until(lambda: pool.workers[0].state is State.DOWN)
+    assert not pool.usable()
+    assert pool.stats() == {A: (0, 0)}
+    transport.infos[A] = info("m")
+    wait_until(lambda: up(pool) == [A])
+
+
+def test_a_card_is_made_anew_only_when_it_changes() -> None:
+    transport = FakeTransport()
+    transport.infos = dict.fromkeys((A, B), info("m", 100))
+    pool = pool_of(transport, workers=(A, B))
+    wait_until(lambda: up(pool) == [A, B])
+    card = pool.resolve_model("m")
+    probes = len(transport.probes)
+    wait_until(lambda: len(transport.probes) > probes)
+    assert pool.resolve_model("m") is card
+    transport.infos[B] = info("m", 50)
+    wait_until(lambda: pool.resolve_model("m").context_length == 50)
+    assert pool.models() == [pool.resolve_model("m")]
 
 
 def test_unreachable_is_passed_over_and_comes_back() -> None:

@@ -48,6 +48,8 @@ def test_states() -> None:
     assert not worker.note(Event.CALL_UNREACHABLE)  # not listed: no change
     assert worker.note(Event.PROBE_OK)
     assert worker.available()
+    assert worker.note(Event.CALL_SILENT)
+    assert worker.note(Event.CALL_OK)
     assert worker.note(Event.CALL_UNREACHABLE)
     assert str(worker.state) == "suspect"
     assert not worker.available()
@@ -56,6 +58,14 @@ def test_states() -> None:
     assert str(worker.state) == "down"
     assert worker.note(Event.PROBE_OK)
     assert worker.available()
+
+
+def test_only_answers_count_as_heard() -> None:
+    worker = Worker("grpc://host:1")
+    for event in Event:
+        worker.heard = 0.0
+        worker.note(event)
+        assert (worker.heard > 0) == (event in (Event.PROBE_OK, Event.CALL_OK))
 
 
 def test_every_state_can_come_up_again() -> None:

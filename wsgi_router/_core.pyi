@@ -10,6 +10,13 @@ CANCEL: int
 ALL_DONE: int
 FAILED: int
 
+#: Codes of ``NativeError``; those that are not here are ours to mend.
+INVALID_REQUEST: int
+CONTEXT_LENGTH: int
+TEMPLATE: int
+FUEL: int
+WORKER: int
+
 #: Upper bounds in seconds of ``Stream.stats()["itl_buckets"]``, which has one bucket more.
 ITL_BOUNDS: tuple[float, ...]
 
@@ -22,6 +29,9 @@ class NativeError(Exception):
 def abi_version() -> int: ...
 def live_handles() -> dict[str, int]:
     """Handles alive in this process: ``tokenizers``, ``prepared``, ``streams``."""
+
+def json_work(body: bytes) -> int:
+    """How much work it is to decode a JSON text: its values and escapes, weighted. Takes any bytes."""
 
 def first_failure(message: bytes) -> str | None:
     """The worker's words if a first GenerateResponse says that it gave the request up."""
@@ -73,5 +83,6 @@ class Stream:
         """The worker's words if it gave the request up."""
 
     def stats(self) -> dict[str, Any]:
-        """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``, ``finish_reasons``;
-        inter-token times: ``itl_buckets`` (counts, not cumulative), ``itl_sum`` (seconds), ``itl_count``."""
+        """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``,
+        ``finish_reasons``; inter-token times: ``itl_buckets`` (counts, not cumulative),
+        ``itl_sum`` (seconds), ``itl_count``."""

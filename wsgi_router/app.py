@@ -10,16 +10,17 @@ from flask import Flask, Response, g, request
 from wsgi_router import api, auth, native, observability, settings
 from wsgi_router.api.answers import install_error_handlers
 from wsgi_router.api.services import MakeTransport, Services, attach, current
-from wsgi_router.grpc_client import GrpcTransport
 
 _LOG = logging.getLogger(__name__)
 _UNKNOWN_ROUTE = "unknown"
 
 
 def create_app(
-    configured: settings.Settings | None = None, make_transport: MakeTransport = GrpcTransport
+    configured: settings.Settings | None = None, make_transport: MakeTransport | None = None
 ) -> Flask:
     """A Flask application with these settings, by default those of the environment. Raises SettingsError.
+
+    `make_transport` is what the setting TRANSPORT names unless it is given.
 
     The services of a process (`services(app)`) start with `services(app).start()` or the first request.
     """
@@ -28,6 +29,7 @@ def create_app(
     observability.set_token_bounds(native.ITL_BOUNDS)
     app = Flask("wsgi_router", static_folder=None)
     app.config["PROPAGATE_EXCEPTIONS"] = False
+    app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # 405, as any other method
     app.url_map.strict_slashes = False
     app.url_map.merge_slashes = False
     attach(app, Services(configured, make_transport))

@@ -26,6 +26,8 @@ _A = TypeVar("_A")
 _R = TypeVar("_R")
 
 _ATTEMPTS: Final = 2
+_SEEN: Final = {"UNAVAILABLE": Event.CALL_UNREACHABLE, "DEADLINE_EXCEEDED": Event.CALL_SILENT}
+"""What a failure says of its worker."""
 _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
 
@@ -37,7 +39,7 @@ class Calls:
         self._pool = pool
         self._transport = transport
 
-    def ask(self, method: str, request: bytes, timeout: float, model: str = "") -> bytes:
+    def ask(self, method: str, request: bytes, timeout: float, model: str) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
         `timeout` is in seconds and for each attempt. Raises RouterError.
@@ -67,7 +69,7 @@ class Calls:
         method: str,
         requests: Sequence[bytes],
         timeout: float,
-        model: str = "",
+        model: str,
         client: runtime.ClientWatch | None = None,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
@@ -97,8 +99,8 @@ class Calls:
         try:
             answer = self._transport.unary(worker, method, request, timeout)
         except RpcFailure as failure:
-            if failure.code == "UNAVAILABLE":
-                self._pool.report(worker, Event.CALL_UNREACHABLE)
+            if failure.code in _SEEN:
+                self._pool.report(worker, _SEEN[failure.code])
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
         self._pool.report(worker, Event.CALL_OK)
         return answer

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from wsgi_router import observability, runtime
+from wsgi_router.endings import Endings
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -129,6 +130,7 @@ class _Queue:
             _LOG.exception("reading from %s failed", choice.lease.worker.url)
             end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
         choice.stream = None
+        self.dispatcher.endings.forget(choice)
         if self.end(choice, end):
             self.dispatcher.note_end(choice.lease.worker, end)
 
@@ -178,10 +180,12 @@ class _Queue:
             self.make_room()
         return True
 
-    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> None:
-        """Ends a choice that the worker still works on."""
-        if self.end(choice, last):
+    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> bool:
+        """Ends a choice that the worker still works on. True for the one caller that did so."""
+        ended = self.end(choice, last)
+        if ended:
             self._drop(choice)
+        return ended
 
     def expire(self, now: float) -> float:
         """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
@@ -189,8 +193,9 @@ class _Queue:
         for choice in list(self.choices.values()):
             left = choice.last + choice.patience - now
             if left <= 0 and not choice.blocked:
-                silence = f"nothing came for {choice.patience:g} seconds"
-                self.cancel(choice, RpcFailure("DEADLINE_EXCEEDED", silence))
+                silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
+                if self.cancel(choice, silence):
+                    self.dispatcher.pool.report(choice.lease.worker, Event.CALL_SILENT)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 
@@ -203,8 +208,8 @@ class _Queue:
 
     def let_end(self, choice: _Choice) -> None:
         """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
-        if self.end(choice) and choice.stream is not None:
-            runtime.call_later(self.dispatcher.close_timeout, lambda: _close(choice.stream))
+        if self.end(choice):
+            self.dispatcher.endings.watch(choice)
 
     def close(self) -> None:
         """Cancels all that is open. Idempotent."""
@@ -214,11 +219,6 @@ class _Queue:
             self.cancel(choice)
         self.make_room()
         self.wakeup.set()
-
-
-def _close(stream: MessageStream | None) -> None:
-    if stream is not None:
-        stream.close()
 
 
 class Generation:
@@ -372,7 +372,7 @@ class Dispatcher:
         self.transport = transport
         self.queue_size = settings.queue_size
         self.token_timeout = settings.token_timeout
-        self.close_timeout = settings.close_timeout
+        self.endings = Endings(settings.close_timeout)
         self.defer = runtime.deferrer()
         self._first_token_timeout = settings.first_token_timeout
         self._first_failure = first_failure

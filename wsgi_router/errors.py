@@ -12,6 +12,7 @@
     ├─ ClientGone                   499    (never sent)           client_gone               client
     ├─ InternalError                500    server_error           internal_error            ours
     ├─ NoWorkerError                503    server_error           no_worker_available       operator
+    ├─ NoTokenizerError             503    server_error           no_tokenizer              operator
     ├─ DrainingError                503    server_error           draining                  operator
     └─ UpstreamError                by the table GRPC_STATUS                                worker
        ├─ DeadlineError             504    server_error           deadline_exceeded         worker
@@ -160,6 +161,17 @@ class NoWorkerError(RouterError):
 
     def __init__(self, message: str = "No worker is available at the moment.") -> None:
         super().__init__(message)
+
+
+class NoTokenizerError(RouterError):
+    """Nothing can be answered, now or later: whoever starts the router has to name a tokenizer."""
+
+    status = 503
+    code = "no_tokenizer"
+    retry_after = RETRY_AFTER_SECONDS
+
+    def __init__(self) -> None:
+        super().__init__("The router has no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set.")
 
 
 class DrainingError(NoWorkerError):

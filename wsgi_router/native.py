@@ -46,6 +46,7 @@ __all__ = [
     "Prepared",
     "Stream",
     "Tokenizer",
+    "check_work",
     "decode",
     "encode",
     "first_failure",
@@ -60,13 +61,6 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-# Codes of _native/core/src/error.rs.
-_INVALID_REQUEST: Final = 1
-_CONTEXT_LENGTH: Final = 2
-_TEMPLATE: Final = 3
-_FUEL: Final = 4
-_WORKER: Final = 6
-
 _INLINE_FUEL: Final = 50_000
 """Template steps of a few milliseconds at most; a longer rendering goes to the pool, with the full fuel."""
 _PROMPT: Final = re.compile(r"(?:prompt|input_ids|messages)(?![^\[])")
@@ -78,15 +72,15 @@ _INLINE_IDS: Final = 16 * 1024
 def router_error(error: NativeError, at: str | None = None) -> RouterError:
     """What an error of the core is to the client. `at`: the path of the prompt, if it is none of messages."""
     param = _renamed(error.param, at) or None
-    if error.code == _INVALID_REQUEST:
+    if error.code == _core.INVALID_REQUEST:
         return InvalidRequestError(error.message, param=param)
-    if error.code == _CONTEXT_LENGTH:
+    if error.code == _core.CONTEXT_LENGTH:
         return ContextLengthError(error.message, param=param or "messages")
-    if error.code == _TEMPLATE:
+    if error.code == _core.TEMPLATE:
         return InvalidRequestError(error.message, param=param or "messages", code="chat_template_error")
-    if error.code == _FUEL:
+    if error.code == _core.FUEL:
         return InvalidRequestError(error.message, param=param or "messages", code="chat_template_limit")
-    if error.code == _WORKER:
+    if error.code == _core.WORKER:
         return WorkerProtocolError(error.message)
     _LOG.error("the native core failed: %s", error.message)
     return InternalError()
@@ -97,6 +91,20 @@ def _renamed(param: str, at: str | None) -> str:
     if at is not None and (found := _PROMPT.match(param)):
         return at + param[found.end() :]
     return param
+
+
+MOST_WORK: Final = 1_600_000
+"""Units of `json_work` that Python decodes and checks in about a tenth of a second."""
+_LITTLE: Final = 64 * 1024
+
+
+def check_work(body: bytes) -> None:
+    """Raises InvalidRequestError if decoding `body`, a JSON text, would hold up the other requests.
+
+    The decoder holds the GIL, so that no thread pool helps: what takes too long has to be refused before.
+    """
+    if len(body) > _LITTLE and runtime.call_in_pool(_core.json_work, body) > MOST_WORK:
+        raise InvalidRequestError("The request body holds too many values.", code="too_many_values")
 
 
 _preloaded: dict[tuple[str, str], Tokenizer] = {}
@@ -148,7 +156,7 @@ def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int, at: str | None 
             try:
                 return tokenizer.prepare(job, _INLINE_FUEL)
             except NativeError as error:
-                if error.code != _FUEL:
+                if error.code != _core.FUEL:
                     raise
         return runtime.call_in_pool(tokenizer.prepare, job)
     except NativeError as error:

@@ -25,6 +25,10 @@ COMPLETE: Final = "complete"
 REFUSED: Final = "refused"
 FAILED: Final = "failed"
 CANCELLED: Final = "cancelled"
+DRAINED: Final = "drained"
+"""How a request ends."""
+
+_NAMES_LOGGED: Final = 50
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_generate", "/metrics"})
@@ -172,6 +176,12 @@ class RequestRecord:
     def label(self, text: str | None) -> None:
         """A label that the client gave the request, for the log."""
         self._label = printable(text, 64).replace(" ", "_") if text else ""
+
+    def unknown_fields(self, names: Sequence[str]) -> None:
+        """Fields of the request that nobody knows: their names are logged, at debug."""
+        if names and LOGGER.isEnabledFor(logging.DEBUG):
+            shown = " ".join(printable(name, 100).replace(" ", "?") for name in names[:_NAMES_LOGGED])
+            LOGGER.debug("id=%s has %d unknown fields: %s", self.request_id, len(names), shown)
 
     def first_token(self) -> None:
         """The worker's first event is there."""

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
-from wsgi_router import runtime
+from wsgi_router import observability, runtime
 from wsgi_router.dispatch import ENDED, Ended, Generation
 from wsgi_router.errors import (
     ClientGone,
@@ -30,15 +30,10 @@ _LOG = logging.getLogger(__name__)
 
 PING: Final = b": ping\n\n"
 
-COMPLETE: Final = "complete"
-FAILED_OUTCOME: Final = "failed"
-CANCELLED: Final = "cancelled"
-DRAINED: Final = "drained"
-
 _SPECIAL: Final = CHOICE_DONE | CANCEL | ALL_DONE | FAILED
 
 OnEnd = Callable[[dict[str, Any], str], None]
-"""Called once at the end with the native counters and one of the four outcomes."""
+"""Called once at the end with the native counters and one of observability's outcomes."""
 
 
 class AnswerStream(Protocol):
@@ -127,7 +122,13 @@ class _Answer:
         """Ends as `error` says."""
         drained = isinstance(error, DrainingError)
         cancelled = isinstance(error, ClientGone)
-        self.end(DRAINED if drained else CANCELLED if cancelled else FAILED_OUTCOME)
+        self.end(
+            observability.DRAINED
+            if drained
+            else observability.CANCELLED
+            if cancelled
+            else observability.FAILED
+        )
 
 
 _UNFINISHED: Final = "The worker's stream ended without a last message."
@@ -162,12 +163,12 @@ class StreamResponse:
         return next(self._events)
 
     def close(self) -> None:
-        self._answer.end(CANCELLED)
+        self._answer.end(observability.CANCELLED)
 
     def __del__(self) -> None:
         # A server may forget `close`; a finaliser may run anywhere, so the work is done elsewhere.
         if not self._answer.ended:
-            self._defer(functools.partial(self._answer.end, CANCELLED))
+            self._defer(functools.partial(self._answer.end, observability.CANCELLED))
 
     def __repr__(self) -> str:
         return f"<StreamResponse {'ended' if self._answer.ended else 'open'} {self._answer.generation!r}>"
@@ -191,7 +192,7 @@ def stream_response(
     except Exception as error:
         raise _failed(answer, error) from None
     except BaseException:
-        answer.end(CANCELLED)
+        answer.end(observability.CANCELLED)
         raise
     return StreamResponse(answer, head, settings.ping_interval)
 
@@ -211,7 +212,7 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
             else:
                 data = PING
     except ClientGone:
-        answer.end(CANCELLED)
+        answer.end(observability.CANCELLED)
         return
     except Exception as error:
         reason = _as_router_error(error)
@@ -221,7 +222,7 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
     else:
         if answer.ended:  # closed from elsewhere
             return
-        answer.end(COMPLETE)
+        answer.end(observability.COMPLETE)
     if data:
         yield data
 
@@ -237,9 +238,9 @@ def aggregate(generation: Generation, stream: AnswerStream, on_end: OnEnd) -> by
     except Exception as error:
         raise _failed(answer, error) from None
     except BaseException:
-        answer.end(CANCELLED)
+        answer.end(observability.CANCELLED)
         raise
-    answer.end(COMPLETE)
+    answer.end(observability.COMPLETE)
     return result
 
 

@@ -203,10 +203,14 @@ class Settings:
     close_timeout: float = _row(
         5.0,
         _seconds(0),
-        "Longest wait for a call's status after its last message, and for open calls when a process ends.",
+        "Longest wait for a call's status after its last message; then the call is cancelled.",
     )
     abort_timeout: float = _row(2.0, _seconds(0.1), "Deadline of the Abort call after an unfinished request.")
-    health_interval: float = _row(1.0, _seconds(0.1), "Pause between two checks of a worker that is down.")
+    health_interval: float = _row(
+        1.0,
+        _seconds(0.1),
+        "Pause between two checks of a worker that is down; an idle one is checked a fifth as often.",
+    )
     health_timeout: float = _row(
         10.0, _seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
     )

@@ -151,6 +151,22 @@ def test_a_worker_that_comes_later(simulator_flags: tuple[str, ...]) -> None:
             wait_until(lambda: router.status("/readiness") == 503, 15, "readiness 503")
 
 
+def test_an_idle_worker_that_dies_is_noticed(simulator_flags: tuple[str, ...]) -> None:
+    """No request is sent: each process finds out by itself, and the metrics say so too."""
+
+    def states(router: Router) -> set[int]:
+        return {router.status("/readiness") for _ in range(8)}
+
+    with Worker(*simulator_flags) as worker, Router(worker.url, processes=2) as router:
+        router.wait_serving()
+        worker.kill()
+        wait_until(lambda: states(router) == {503}, 10, "readiness 503")
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 0, 5, "worker_up 0")
+        with Worker(*simulator_flags, port=worker.port):
+            wait_until(lambda: states(router) == {200}, 15, "readiness 200")
+            wait_until(lambda: router.metric("wsgi_router_worker_up") == 1, 5, "worker_up 1")
+
+
 def test_a_dead_worker_is_passed_over(simulator_flags: tuple[str, ...]) -> None:
     with (
         Worker(*simulator_flags) as first,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from wsgi_router import native
 from wsgi_router.errors import BodyTooLargeError, InvalidRequestError
 
 _LOG = logging.getLogger(__name__)
@@ -18,7 +19,10 @@ _LINGER_BYTES: Final = 256 << 20
 
 
 def read_body(environ: dict[str, Any], limit: int) -> bytes:
-    """The whole body, at most `limit` bytes. Raises BodyTooLargeError (413) or InvalidRequestError (400)."""
+    """The whole body, at most `limit` bytes, of JSON that can be decoded without holding up other requests.
+
+    Raises BodyTooLargeError (413) or InvalidRequestError (400).
+    """
     length = _content_length(environ)
     if length is None:
         body = _read(environ, limit + 1) if environ.get("wsgi.input_terminated") else b""
@@ -31,6 +35,7 @@ def read_body(environ: dict[str, Any], limit: int) -> bytes:
         if len(body) < length:
             raise InvalidRequestError("The request body ended early.", code="incomplete_body")
     environ[_READ] = True
+    native.check_work(body)
     return body
 
 

@@ -19,6 +19,7 @@ def chat_completions() -> Response:
     body = read_body(request.environ, services.settings.max_body_bytes)
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
+    record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
     card = services.pool.resolve_model(asked.model)
     record.model = card.name

@@ -20,6 +20,7 @@ def completions() -> Response:
     body = read_body(request.environ, settings.max_body_bytes)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
+    record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
     card = services.pool.resolve_model(asked.model)
     record.model = card.name
@@ -35,6 +36,7 @@ def generate_natively() -> Response:
     body = read_body(request.environ, settings.max_body_bytes)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
+    record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
     card = services.pool.default_model()
     record.model = card.name

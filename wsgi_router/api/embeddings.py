@@ -32,6 +32,7 @@ def embeddings() -> Response:
     record: observability.RequestRecord = g.record
     asked = schema.parse_embedding(read_body(request.environ, services.settings.max_body_bytes))
     record.label(asked.rid)
+    record.unknown_fields(asked.unknown)
     card = services.pool.resolve_model(asked.model)
     record.model = card.name
     ids = _token_ids(asked, card, services)

@@ -46,7 +46,8 @@ _PARTS: Final = frozenset({"core", "memory", "spec", "lora", "disagg", "queues",
 def server_info() -> Response:
     """One worker's start options and scheduler state, in SGLang's flat form."""
     services = current()
-    answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout)
+    model = services.pool.default_model().name
+    answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout, model)
     info = read(pb.GetServerInfoResponse, answer)
     options = plain_struct(info.server_args)
     shown: dict[str, Any] = {name: value for name, value in options.items() if not _SECRET.search(name)}

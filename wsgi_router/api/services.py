@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from flask import current_app
@@ -15,7 +15,7 @@ from flask import current_app
 from wsgi_router import native, observability, runtime
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
-from wsgi_router.errors import RouterError
+from wsgi_router.errors import NoTokenizerError
 from wsgi_router.grpc_client import GrpcTransport
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
@@ -29,20 +29,16 @@ _WORKERS_SECONDS: Final = 1.0
 MakeTransport = Callable[[Settings], Transport]
 
 
-class NoTokenizerError(RouterError):
-    status = 503
-    code = "no_tokenizer"
-
-    def __init__(self) -> None:
-        super().__init__("The router has no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set.")
+TRANSPORTS: Final[Mapping[str, MakeTransport]] = {"auto": GrpcTransport, "grpcio": GrpcTransport}
+"""By the names that the setting TRANSPORT takes."""
 
 
 class Services:
     """Tokenizer, workers and dispatcher of this process, made by `start` after the fork."""
 
-    def __init__(self, settings: Settings, make_transport: MakeTransport = GrpcTransport) -> None:
+    def __init__(self, settings: Settings, make_transport: MakeTransport | None = None) -> None:
         self.settings = settings
-        self._make_transport = make_transport
+        self._make_transport = make_transport or TRANSPORTS[settings.transport]
         self.started_at = int(time.time())
         _ALL.add(self)
         self._lock = threading.Lock()
@@ -52,6 +48,7 @@ class Services:
         self._dispatcher: Dispatcher
         self._calls: Calls
         self._transport: Transport
+        self._closing: runtime.Wakeup
 
     def start(self) -> None:
         """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
@@ -74,7 +71,8 @@ class Services:
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._pool.start()
-        runtime.spawn(_tell_workers, weakref.ref(self), os.getpid())
+        self._closing = runtime.wakeup()
+        runtime.spawn(_tell_workers, weakref.ref(self), self._closing)
         _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
 
     def close(self) -> None:
@@ -82,6 +80,7 @@ class Services:
         with self._lock:
             if self._pid == os.getpid():
                 self._pid = None
+                self._closing.set()
                 self._pool.close()
                 self._transport.close()
 
@@ -124,16 +123,17 @@ def close_all() -> None:
         services.close()
 
 
-def _tell_workers(reference: weakref.ref[Services], process: int) -> None:
+def _tell_workers(reference: weakref.ref[Services], closing: runtime.Wakeup) -> None:
     """Keeps the metrics about workers fresh: another process may be the one that is asked for them."""
     told: object = None
-    while (services := reference()) is not None and services._pid in (None, process):
+    while (services := reference()) is not None:
         stats = services.pool.stats()
         if stats != told:
             observability.metrics().set_workers(stats)
             told = stats
         del services
-        time.sleep(_WORKERS_SECONDS)
+        if closing.wait(_WORKERS_SECONDS):
+            return
 
 
 def attach(app: Any, services: Services) -> None:

@@ -25,6 +25,7 @@ MAX_TEXT: Final = 16 << 20
 def tokenize() -> Response:
     services = current()
     asked = schema.parse_tokenize(read_body(request.environ, services.settings.max_body_bytes))
+    g.record.unknown_fields(asked.unknown)
     card = _card(services, asked.model)
     ids = _chat_ids(asked, card, services) if asked.chat is not None else _text_ids(asked, services)
     response = json_response(
@@ -63,6 +64,7 @@ def _chat_ids(asked: schema.TokenizeRequest, card: ModelCard, services: Services
 def detokenize() -> Response:
     services = current()
     asked = schema.parse_detokenize(read_body(request.environ, services.settings.max_body_bytes))
+    g.record.unknown_fields(asked.unknown)
     _card(services, asked.model)
     _check_ids(asked, services.tokenizer.info["vocab_size"])
     skip = asked.skip_special_tokens is not False

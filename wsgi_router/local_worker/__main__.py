@@ -8,11 +8,10 @@ import os
 import sys
 from pathlib import Path
 
+from wsgi_router.local_worker.engine import LocalEngine, LocalOptions
+from wsgi_router.local_worker.fetch import DEFAULT_DIR
+from wsgi_router.local_worker.llama import BATCH, ModelError
 from wsgi_router.worker_api.server import serve
-
-from .engine import LocalEngine, LocalOptions
-from .fetch import DEFAULT_DIR
-from .llama import BATCH, ModelError
 
 
 def cores() -> int:

@@ -11,12 +11,11 @@ from typing import Any
 
 import grpc
 
+from wsgi_router.local_worker.fetch import find_gguf, tokenizer_folder
+from wsgi_router.local_worker.llama import Llama
+from wsgi_router.local_worker.sampling import plan
+from wsgi_router.local_worker.slots import Job, SlotLoop
 from wsgi_router.worker_api.engine import Engine, EngineError, EngineLoads, GenerationRequest, ModelInfo, Step
-
-from .fetch import find_gguf, tokenizer_folder
-from .llama import Llama
-from .sampling import plan
-from .slots import Job, SlotLoop
 
 
 @dataclass(frozen=True, slots=True)

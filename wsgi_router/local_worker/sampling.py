@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from wsgi_router.local_worker.gbnf import parse_gbnf
+from wsgi_router.local_worker.grammar import GrammarError, Ranges, Rules, compile_rules
+from wsgi_router.local_worker.json_schema import schema_grammar
+from wsgi_router.local_worker.llama import Llama
+from wsgi_router.local_worker.matcher import Matcher
+from wsgi_router.local_worker.regex import regex_rules
 from wsgi_router.worker_api.engine import GenerationRequest, Sampling, invalid
-
-from .gbnf import parse_gbnf
-from .grammar import GrammarError, Ranges, Rules, compile_rules
-from .json_schema import schema_grammar
-from .llama import Llama
-from .matcher import Matcher
-from .regex import regex_rules
 
 # llama.cpp takes this one value as "choose for me".
 _RANDOM_SEED = 2**32 - 1

@@ -16,6 +16,11 @@ from typing import Any
 
 import grpc
 
+from wsgi_router.local_worker.grammar import GrammarError
+from wsgi_router.local_worker.llama import BATCH, Llama
+from wsgi_router.local_worker.logprobs import token_logprob
+from wsgi_router.local_worker.matcher import Matcher
+from wsgi_router.local_worker.sampling import Plan
 from wsgi_router.worker_api.engine import (
     EngineError,
     EngineLoads,
@@ -24,12 +29,6 @@ from wsgi_router.worker_api.engine import (
     TokenLogprob,
     invalid,
 )
-
-from .grammar import GrammarError
-from .llama import BATCH, Llama
-from .logprobs import token_logprob
-from .matcher import Matcher
-from .sampling import Plan
 
 # Prompt tokens a step while others are generating: more would hold up their next token.
 _PROMPT_PART = 32

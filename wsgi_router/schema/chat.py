@@ -6,9 +6,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, check_depth, decode_object, only, unsupported
+from wsgi_router.schema.decode import bad, check_depth, decode_object, only
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.messages import Message, check_messages, for_template
+from wsgi_router.schema.messages import Message, check_count, check_messages, for_template
 from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -84,18 +84,6 @@ HONOURED, INERT, KNOWN = FIELDS.honoured, FIELDS.inert, FIELDS.known
 
 _HANDED_ON: Final = frozenset({"messages", "documents", "chat_template_kwargs", "custom_params"})
 
-_TEMPLATE_OWN: Final = {
-    "chat_template": "Chat templates of clients are refused.",
-    "tokenize": "The prompt is always tokenised.",
-    "messages": "Send messages as 'messages'.",
-    "conversation": "Send messages as 'messages'.",
-    "tools": "Send tools as 'tools'.",
-    "documents": "Send documents as 'documents'.",
-    "add_generation_prompt": "Send it as the field 'add_generation_prompt'.",
-    "continue_final_message": "Send it as the field 'continue_final_message'.",
-}
-"""Template kwargs that would take the place of what the router passes."""
-
 
 def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
     """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
@@ -104,6 +92,7 @@ def parse_chat(body: bytes, max_choices: int = 16) -> ChatRequest:
 
 def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatRequest:
     """`parse_chat` of a body that is decoded already."""
+    check_count(value.get("messages"))
     request = FIELDS.convert(value)
     for name, given in only(value, _HANDED_ON).items():
         check_depth(name, given)
@@ -113,7 +102,6 @@ def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatReque
     check_sampling(request, max_choices)
     check_stream(request)
     _check_last_message(request)
-    _check_template_arguments(request)
     request.raw_messages = for_template(value["messages"])
     request.unknown = FIELDS.unknown(value)
     return request
@@ -132,9 +120,3 @@ def _check_last_message(request: ChatRequest) -> None:
             raise bad("continue_final_message", "It excludes 'add_generation_prompt'.")
         if request.messages[-1].role != "assistant":
             raise bad("continue_final_message", "The last message must be the assistant's.")
-
-
-def _check_template_arguments(request: ChatRequest) -> None:
-    for name in request.chat_template_kwargs or {}:
-        if name in _TEMPLATE_OWN:
-            raise unsupported(f"chat_template_kwargs.{name}", _TEMPLATE_OWN[name])

@@ -8,6 +8,9 @@ import msgspec
 
 from wsgi_router.schema.decode import bad, unsupported
 
+MAX_MESSAGES: Final = 10_000
+"""Checking a message takes some microseconds, in which the process does nothing else."""
+
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
@@ -42,12 +45,19 @@ class Message(msgspec.Struct):
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: str | None = None
+    audio: Any = None
 
 
 _PART_KEYS: Final = {"text": "text", "refusal": "refusal"}
 _MEDIA_PARTS: Final = frozenset(
     {"image_url", "input_audio", "audio_url", "video_url", "file", "image", "video"}
 )
+
+
+def check_count(messages: object) -> None:
+    """Refuses more messages than can be checked at once; before they are converted."""
+    if isinstance(messages, list) and len(messages) > MAX_MESSAGES:
+        raise bad("messages", f"At most {MAX_MESSAGES} messages are allowed, not {len(messages)}.")
 
 
 def check_messages(messages: list[Message]) -> None:
@@ -63,10 +73,21 @@ def _check_message(message: Message, path: str) -> None:
         _check_parts(message, f"{path}.content")
     for number, call in enumerate(message.tool_calls or ()):
         _check_tool_call(call, f"{path}.tool_calls[{number}]")
+    _check_only_one(message, path)
     if message.role != "assistant":
         _check_not_assistant(message, path)
     elif message.content is None and not _says_something_else(message):
         raise bad(f"{path}.content", "An assistant message needs 'content', unless it calls a tool.")
+
+
+def _check_only_one(message: Message, path: str) -> None:
+    """What a template could not be given, beside what it gets, is refused."""
+    if message.audio is not None:
+        raise unsupported(f"{path}.audio", "Earlier answers in audio are not supported.")
+    if message.refusal and message.content:
+        raise unsupported(f"{path}.refusal", "A message has either 'content' or 'refusal'.")
+    if message.function_call is not None and message.tool_calls:
+        raise unsupported(f"{path}.function_call", "A message has either 'tool_calls' or 'function_call'.")
 
 
 def _says_something_else(message: Message) -> bool:
@@ -147,7 +168,7 @@ def _modern(message: dict[str, Any]) -> dict[str, Any]:
     if reasoning is not None and message.get("reasoning_content") is None:
         message["reasoning_content"] = reasoning
     refusal = message.pop("refusal", None)
-    if refusal is not None and message.get("content") is None:
+    if refusal is not None and not message.get("content"):
         message["content"] = refusal
     call = message.pop("function_call", None)
     if call is not None and not message.get("tool_calls"):

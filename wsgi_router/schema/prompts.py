@@ -43,9 +43,9 @@ def _one(path: str, item: Any, kind: type) -> Prompt:
 
 
 def _ids(path: str, value: list[Any]) -> list[int]:
-    for index, item in enumerate(value):
-        if not _is_id(item):
-            raise bad(f"{path}[{index}]", f"'{path}[{index}]' must be a token id.", "invalid_type")
+    if set(map(type, value)) != {int}:
+        index = next(index for index, item in enumerate(value) if not _is_id(item))
+        raise bad(f"{path}[{index}]", f"'{path}[{index}]' must be a token id.", "invalid_type")
     check_token_ids(path, value)
     return value
 

@@ -224,7 +224,7 @@ class SimulatedEngine(Engine):
             return Step([], raw=fault.data)
         if fault.kind == "no_complete":
             return Step([], finish_reason="stop", raw=b"")
-        return Step([], cached_tokens=cached, finish_reason="abort", message=fault.message)
+        return Step([], cached_tokens=cached, finish_reason="abort")
 
     def loads(self) -> EngineLoads:
         """The scheduler's figures."""

@@ -26,7 +26,7 @@ A rule is ``{"match": {...}, "times": N, "answer": {...}}``; without ``times`` i
 ``delays_ms``          milliseconds before each step, instead; the last one is used for the rest
 ``cached_tokens``      reported instead of the cache's own figure; ``reasoning_tokens`` likewise
 ``error``              {"status": "UNAVAILABLE", "message": …, "after_tokens": N}
-``abort``              {"message": …, "after_tokens": N}: the scheduler gives it up
+``abort``              {"after_tokens": N}: the scheduler gives it up, with finish_reason "abort"
 ``hang``               {"after_tokens": N}: nothing more comes
 ``garbage``            {"hex": …, "after_tokens": N}: bytes that are no message, then the rest
 ``no_complete``        {"after_tokens": N}: the stream ends well, without a Complete
@@ -63,6 +63,7 @@ ANSWER_KEYS = {
     "cached_tokens",
     "reasoning_tokens",
 }
+_DETAILS = {"error": ("status", "message"), "garbage": ("hex",)}
 FINISH_REASONS = ("stop", "length", "abort")
 
 
@@ -206,7 +207,7 @@ def _fault(spec: dict[str, Any], where: str) -> Fault | None:
     if kind is None:
         return None
     details = {} if spec[kind] is True else spec[kind]
-    _only(details, {"status", "message", "after_tokens", "hex"}, f"{where} {kind}")
+    _only(details, {"after_tokens", *_DETAILS.get(kind, ())}, f"{where} {kind}")
     status = details.get("status", "INTERNAL")
     if status not in grpc.StatusCode.__members__:
         raise ScriptError(f"{where}: {status!r} is no gRPC status")

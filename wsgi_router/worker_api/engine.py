@@ -120,7 +120,6 @@ class Step:
     cached_tokens: int = 0
     finish_reason: str | None = None
     matched_token_id: int | None = None
-    message: str = ""
     matched_stop: str | None = None
     input_logprobs: list[TokenLogprob] | None = None
     reasoning_tokens: int = 0

@@ -188,7 +188,7 @@ class SchedulerServicer:
         message = f"Request aborted: {reason}" if reason else "Request aborted"
         if self.options.abort_as is not None:
             return EngineError(self.options.abort_as, message)
-        return Step([], finish_reason="abort", message=message)
+        return Step([], finish_reason="abort")
 
     async def Embed(
         self, request: sglang_scheduler_pb2.EmbedRequest, context: Context
@@ -393,7 +393,6 @@ def _keep(kept: Step, step: Step) -> None:
     kept.finish_reason = step.finish_reason
     kept.matched_token_id = step.matched_token_id
     kept.matched_stop = step.matched_stop
-    kept.message = step.message
 
 
 def _generator(steps: AsyncIterator[Any]) -> Any:

@@ -11,7 +11,7 @@ class State(StrEnum):
 
     UNKNOWN = "unknown"  # has never answered
     UP = "up"
-    SUSPECT = "suspect"  # a call could not reach it; a probe will tell
+    SUSPECT = "suspect"  # a call could not reach it, or waited in vain; a probe will tell
     DOWN = "down"
 
 
@@ -22,12 +22,17 @@ class Event(StrEnum):
     PROBE_FAILED = "probe_failed"
     CALL_OK = "call_ok"
     CALL_UNREACHABLE = "call_unreachable"
+    CALL_SILENT = "call_silent"  # nothing came before its deadline
 
+
+ANSWERED: Final = frozenset({Event.PROBE_OK, Event.CALL_OK})
+"""Events that prove a worker alive."""
 
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.UNKNOWN, Event.PROBE_OK): State.UP,
     (State.UP, Event.PROBE_FAILED): State.DOWN,
     (State.UP, Event.CALL_UNREACHABLE): State.SUSPECT,
+    (State.UP, Event.CALL_SILENT): State.SUSPECT,
     (State.SUSPECT, Event.PROBE_OK): State.UP,
     (State.SUSPECT, Event.CALL_OK): State.UP,
     (State.SUSPECT, Event.PROBE_FAILED): State.DOWN,

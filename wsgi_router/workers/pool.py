@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
@@ -22,12 +23,15 @@ from wsgi_router.workers.worker import Lease, ModelCard, Worker
 _LOG = logging.getLogger(__name__)
 
 _NO_HINTS: Final[Hints] = {}
+_IDLE_INTERVALS: Final = 5
+"""Health intervals after which a worker that is up, and was not heard of, is asked again."""
 
 
 class WorkerPool:
     """Starts with no worker up; `start()` begins to ask each one what it serves until it answers.
 
-    A worker that a call could not reach is asked again at once, and passed over until it answers.
+    A worker that a call could not reach, or waited for in vain, is asked again at once, and passed over until
+    it answers. One that is up is asked when no call has ended well for a while.
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
@@ -36,6 +40,8 @@ class WorkerPool:
         self._settings = settings
         self._policy = POLICIES[settings.policy]()
         self._probing: set[Worker] = set()
+        self._cards: dict[str, ModelCard] = {}  # by served name, sorted
+        self._cards_lock = threading.Lock()
         self._due: dict[Worker, float] = dict.fromkeys(self.workers, 0.0)
         self._wakeup: runtime.Wakeup = runtime.wakeup()
         self._started = False
@@ -58,26 +64,21 @@ class WorkerPool:
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
-        cards: dict[str, ModelCard] = {}
-        for worker in self.workers:
-            if worker.card is not None:
-                name = self._settings.model or worker.card.name
-                cards[name] = _narrower(cards.get(name), worker.card, name)
-        return [cards[name] for name in sorted(cards)]
+        return list(self._cards.values())
 
     def resolve_model(self, name: str) -> ModelCard:
         """The card of a requested model. NoWorkerError before any worker has answered, ModelNotFoundError.
 
         With MODEL set all workers serve that name; their own names are understood too.
         """
-        cards = self.models()
+        cards = self._cards
         if not cards:
             raise NoWorkerError("No worker has answered yet.")
-        for card in cards:
-            if card.name == name:
-                return card
+        card = cards.get(name)
+        if card is not None:
+            return card
         if any(worker.card is not None and worker.card.name == name for worker in self.workers):
-            return cards[0]
+            return next(iter(cards.values()))
         raise ModelNotFoundError(name)
 
     def default_model(self) -> ModelCard:
@@ -110,29 +111,52 @@ class WorkerPool:
     def _serves(self, worker: Worker, model: str) -> bool:
         if worker.card is None:
             return False
-        return model in ("", self._settings.model, worker.card.name)
+        return model in (self._settings.model, worker.card.name)
 
     def _look_after(self) -> None:
         while not self._closed:
-            now = time.monotonic()
-            for worker in self.workers:
-                if worker.state is not State.UP and worker not in self._probing and self._due[worker] <= now:
-                    self._probing.add(worker)
-                    runtime.spawn(self._probe, worker)
-            self._wakeup.wait(self._settings.health_interval)
+            self._wakeup.wait(self._probe_due(time.monotonic()))
+
+    def _probe_due(self, now: float) -> float:
+        """Begins the probes that are due; returns the seconds until the next one may be."""
+        idle = pause = _IDLE_INTERVALS * self._settings.health_interval
+        for worker in self.workers:
+            if worker in self._probing:
+                continue  # its end wakes us
+            due = worker.heard + idle if worker.state is State.UP else self._due[worker]
+            if due > now:
+                pause = min(pause, due - now)
+            else:
+                self._probing.add(worker)
+                runtime.spawn(self._probe, worker)
+        return pause
 
     def _probe(self, worker: Worker) -> None:
         """Asks what the worker serves; the cheapest call that a live engine alone can answer."""
         try:
-            worker.card = self._ask(worker)
+            card = self._ask(worker)
         except (RpcFailure, DecodeError) as error:
             self._probe_failed(worker, error)
         else:
             worker.failures = 0
+            self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
-                _LOG.info("worker %s is up and serves %s", worker.url, worker.card.name)
+                _LOG.info("worker %s is up and serves %s", worker.url, card.name)
         finally:
             self._probing.discard(worker)
+            self._wakeup.set()
+
+    def _set_card(self, worker: Worker, card: ModelCard) -> None:
+        if card == worker.card:
+            return
+        with self._cards_lock:
+            worker.card = card
+            cards: dict[str, ModelCard] = {}
+            for one in self.workers:
+                if one.card is not None:
+                    name = self._settings.model or one.card.name
+                    cards[name] = _narrower(cards.get(name), one.card, name)
+            self._cards = dict(sorted(cards.items()))
 
     def _ask(self, worker: Worker) -> ModelCard:
         request = pb.GetModelInfoRequest().SerializeToString()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from wsgi_router.workers.breaker import Event, State, after
+from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
 _SCHEME: Final = "grpc://"
 
@@ -45,6 +46,8 @@ class Worker:
         self.in_flight = 0
         self.failures = 0
         """Failed probes since the last good one."""
+        self.heard = time.monotonic()
+        """When it last answered, by time.monotonic."""
         self._lock = threading.Lock()
 
     def available(self) -> bool:
@@ -53,6 +56,8 @@ class Worker:
 
     def note(self, event: Event) -> bool:
         """Takes an event in; True if the state has changed."""
+        if event in ANSWERED:
+            self.heard = time.monotonic()
         before = self.state
         self.state = after(before, event)
         return self.state is not before

@@ -16,6 +16,7 @@ use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::body;
 use crate::error::{Code, Error, Result};
 use crate::prepare::{self, Prepared};
 use crate::stream::{self, Stream};
@@ -23,7 +24,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 1;
+pub const WR_ABI_VERSION: u32 = 2;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);
@@ -87,8 +88,8 @@ pub struct WrPreparedView {
 /// The answer to one request, all its choices.
 pub struct WrStream {
     stream: Stream,
-    /// What the last `wr_stream_take` handed out.
-    taken: Vec<u8>,
+    /// The last `wr_stream_take` has lent the buffer out; the next call empties it.
+    lent: bool,
     spent: bool,
 }
 
@@ -129,6 +130,9 @@ fn guard_stream(
         return guard(err, || Err(Error::new(Code::Internal, "the stream failed before")));
     }
     stream.spent = true;
+    if std::mem::take(&mut stream.lent) {
+        stream.stream.clear();
+    }
     let mut returned = false;
     let code = guard(err, || {
         let outcome = body(stream);
@@ -209,6 +213,15 @@ pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
         "itl_bounds": stream::ITL_BOUNDS,
     });
     let _ = unsafe { give(out, WrBytes::owned(facts.to_string().into_bytes())) };
+}
+
+/// How much work it is to decode a JSON text, see `body::work`.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_json_work(data: *const u8, len: usize) -> u64 {
+    body::work(unsafe { input(data, len) })
 }
 
 /// Frees owned bytes; borrowed and empty ones are left alone.
@@ -436,7 +449,7 @@ pub unsafe extern "C" fn wr_stream_new(
         let handle = unsafe { tokenizer(handle) }?;
         let options = stream::Options::from_json(unsafe { input(options, options_len) })?;
         let stream = Stream::new(Arc::clone(&handle.tokenizer), options);
-        let stream = Box::new(WrStream { stream, taken: Vec::new(), spent: false });
+        let stream = Box::new(WrStream { stream, lent: false, spent: false });
         unsafe { give(out, Box::into_raw(stream)) }?;
         STREAMS.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -496,17 +509,15 @@ pub unsafe extern "C" fn wr_stream_fail(
     })
 }
 
-/// The bytes that are ready for the client (borrowed until the next take on this stream).
+/// The bytes that are ready for the client (borrowed until the next call on this stream).
 ///
 /// # Safety
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_take(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
     guard_stream(handle, err, |handle| {
-        handle.taken.clear();
-        handle.taken.extend_from_slice(handle.stream.buffer());
-        handle.stream.clear();
-        unsafe { give(out, WrBytes::borrowed(&handle.taken)) }
+        handle.lent = true;
+        unsafe { give(out, WrBytes::borrowed(handle.stream.buffer())) }
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! Layout, top down:
 //! - [`ffi`]: the C ABI, the only unsafe code; catches panics, owns handles.
+//! - [`body`]: what a request's JSON will cost, before it is decoded.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
 //! - [`template`]: chat templates, as Hugging Face renders them.
@@ -11,6 +12,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod body;
 pub mod error;
 pub mod prepare;
 pub mod stream;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
 use crate::error::{Code, Error, Result};
-use crate::template::{ChatTemplate, Limits, RenderInput};
+use crate::template::{ChatTemplate, Limits, RESERVED, RenderInput};
 use crate::tokenizer::Tokenizer;
 use crate::wire::{
     Constraint, GenerateRequest, Kind, ListValue, SamplingParams, Struct, TokenizedInput, Value,
@@ -204,19 +204,6 @@ fn render(template: Option<&ChatTemplate>, messages: &Json, job: &Job, limits: &
     template.render(&input, limits)
 }
 
-/// What a client cannot set as a variable of the template: the arguments of `apply_chat_template`, and the
-/// template itself, which would be code of the client's.
-const RESERVED: [&str; 8] = [
-    "messages",
-    "conversation",
-    "tools",
-    "documents",
-    "chat_template",
-    "add_generation_prompt",
-    "continue_final_message",
-    "tokenize",
-];
-
 fn check_kwargs(kwargs: &Map<String, Json>) -> Result<()> {
     match RESERVED.iter().find(|name| kwargs.contains_key(**name)) {
         Some(name) => {
@@ -278,6 +265,14 @@ fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
             "This model's maximum context length is {context} tokens. However, your {what} resulted in \
              {prompt} tokens. Please reduce the length of the {what}."
         )));
+    }
+    let least = u64::from(job.sampling.min_new_tokens);
+    if least > context - prompt {
+        let text = format!(
+            "'min_tokens' must leave room for the prompt: the model's context holds {context} tokens, the \
+             messages are {prompt}, and {least} more were asked for."
+        );
+        return Err(Error::new(Code::InvalidRequest, text).at("min_tokens"));
     }
     match wanted {
         Some(wanted) if wanted > context - prompt => Err(job.too_long(format!(
@@ -396,6 +391,9 @@ mod tests {
             Err(Code::ContextLength)
         );
         assert_eq!(limit(json!({}), 0), Err(Code::InvalidRequest));
+        let at_least = |tokens: u32| json!({"context_length": 100, "sampling": {"min_new_tokens": tokens}});
+        assert_eq!(limit(at_least(90), 10), Ok(Some(90)));
+        assert_eq!(answer_limit(&job(at_least(91)), 10).unwrap_err().param, "min_tokens");
     }
 
     #[test]

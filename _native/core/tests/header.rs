@@ -1,4 +1,4 @@
-//! The checked-in header is what cbindgen makes of `src/ffi.rs`; `WRITE_HEADER=1` writes it anew.
+//! The checked-in header is what cbindgen makes of `src/ffi.rs` and the codes of `src/error.rs`; `WRITE_HEADER=1` writes it anew.
 
 use std::path::Path;
 
@@ -9,6 +9,7 @@ fn the_header_is_up_to_date() {
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(root.join("src/ffi.rs"))
+        .with_src(root.join("src/error.rs"))
         .generate()
         .expect("a header");
     let mut made = Vec::new();

@@ -40,8 +40,19 @@ const NAME: &str = "chat_template";
 /// Stands where a prompt to be continued is cut off; the blank at its end tells whether the template
 /// trimmed the text before it.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
-/// What transformers passes by itself, and the clock: not for kwargs to set.
-const OWN_NAMES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", builtins::NOW];
+/// What kwargs cannot set: the arguments of `apply_chat_template`, the template itself, which would be code of
+/// the client's, and the clock.
+pub const RESERVED: [&str; 9] = [
+    "messages",
+    "conversation",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "tokenize",
+    builtins::NOW,
+];
 
 /// What one rendering may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,7 +166,7 @@ impl ChatTemplate {
         let special = self.special_tokens.iter();
         let mut context: Vec<(Value, Value)> =
             special.map(|(name, token)| (Value::from(name.as_str()), token.clone())).collect();
-        let kwargs = input.kwargs.iter().filter(|(name, _)| !OWN_NAMES.contains(&name.as_str()));
+        let kwargs = input.kwargs.iter().filter(|(name, _)| !RESERVED.contains(&name.as_str()));
         context.extend(kwargs.map(|(name, given)| (Value::from(name.as_str()), from_json(given))));
         context.push((Value::from("messages"), messages));
         context.push((Value::from("tools"), optional(input.tools)));
