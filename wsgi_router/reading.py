@@ -17,7 +17,7 @@ Options of the native Stream that carry it (each kind only when `schema.features
 | | null: as the format has it, since the prompt has no mark |
 | `separate_reasoning` | false: reasoning stays in the content, its marks too |
 | `stream_reasoning` | false: reasoning comes whole, in one delta |
-| `logprobs`, `top_logprobs` | whether entries are wanted, and how many alternatives each has |
+| `logprobs` | how many alternatives each entry has, null: no entries |
 
 Where a model thinks before it answers, the worker's grammar must wait for the end of the thoughts: the
 request then says `require_reasoning`, on which the rendered prompt has the last word.
@@ -85,7 +85,7 @@ class Plan:
         if features.BUILT["reasoning"]:
             options |= self._reasoning_options(prompt)
         if features.BUILT["logprobs"]:
-            options |= {"logprobs": self.output.logprobs, "top_logprobs": self.output.top_logprobs}
+            options["logprobs"] = self.output.top_logprobs if self.output.logprobs else None
         return options
 
     def _tool_options(self) -> dict[str, Any]:

@@ -140,10 +140,14 @@ def _bind(value: object) -> str:
 
 
 def _api_keys(value: object) -> tuple[str, ...]:
-    keys = _words(value)
-    if any(not key.isascii() or " " in key for key in keys):
+    return tuple(_api_key(key) for key in _words(value))
+
+
+def _api_key(value: object) -> str:
+    key = _text(value)
+    if not key.isascii() or " " in key:
         raise ValueError("keys must be ASCII without spaces")
-    return keys
+    return key
 
 
 def _row(default: Any, cast: Callable[[object], Any], reason: str, *, secret: bool = False) -> Any:
@@ -185,6 +189,12 @@ class Settings:
     api_keys: tuple[str, ...] = _row(
         (), _api_keys, "Keys that /v1 and /generate accept as Bearer token. Empty: no check.", secret=True
     )
+    admin_key: str = _row(
+        "",
+        _api_key,
+        "Key that /flush_cache accepts as Bearer token. Empty: it answers 403.",
+        secret=True,
+    )
     queue_size: int = _row(
         2000,
         _integer(1, 1_000_000),
@@ -221,6 +231,9 @@ class Settings:
         15.0, _seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
     )
     max_choices: int = _row(16, _integer(1, 128), "Largest `n` of a request.")
+    max_batch: int = _row(
+        128, _integer(1, 2048), "Most answers of a request: the number of its prompts times `n`."
+    )
     prepare_inline_bytes: int = _row(
         64 * 1024,
         _integer(0, 2**31 - 1),

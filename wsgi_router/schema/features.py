@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 BUILT: Final[dict[str, bool]] = {
-    "tools": False,
-    "formats": False,
-    "logprobs": False,
-    "reasoning": False,
+    "tools": True,
+    "formats": True,
+    "logprobs": True,
+    "reasoning": True,
 }
 """Kind: whether the core can do it. A kind's options of the native Stream are sent only when it is built."""
 

@@ -213,14 +213,14 @@ impl<D: Decode> Choice<D> {
     /// Takes a chunk. Sets `finish` if a stop word is complete. Returns the number of new tokens.
     pub fn chunk<V: Vocabulary>(&mut self, rules: &Rules<V>, chunk: &GenerateStreamChunk) -> u64 {
         if let Some(entries) = &mut self.entries {
-            entries.prompt(chunk.input_logprobs.as_deref(), &*rules.vocabulary);
-            entries.chunk(chunk.output_logprobs.as_deref(), chunk.completion_tokens);
+            entries.chunk(chunk, &*rules.vocabulary);
         }
         let fresh = self.ids.chunk(&chunk.token_ids, chunk.completion_tokens);
         self.count(chunk.prompt_tokens, chunk.cached_tokens, chunk.reasoning_tokens);
-        match self.take(rules, fresh, false) {
-            Some(word) => self.stop_at(rules, word),
-            None => self.entries.iter_mut().for_each(|entries| entries.settle(self.usage.completion)),
+        if let Some(word) = self.take(rules, fresh, false) {
+            self.stop_at(rules, word);
+        } else if let Some(entries) = &mut self.entries {
+            entries.settle(self.usage.completion);
         }
         self.count_reasoning();
         self.show(rules, fresh);
@@ -230,8 +230,7 @@ impl<D: Decode> Choice<D> {
     /// Takes the closing message, which is no abort, and sets `finish`. Returns the number of new tokens.
     pub fn complete<V: Vocabulary>(&mut self, rules: &Rules<V>, complete: &GenerateComplete) -> u64 {
         if let Some(entries) = &mut self.entries {
-            entries.prompt(complete.input_logprobs.as_deref(), &*rules.vocabulary);
-            entries.complete(complete.output_logprobs.as_deref(), complete.completion_tokens);
+            entries.complete(complete, &*rules.vocabulary);
         }
         let fresh = self.ids.complete(&complete.output_ids, complete.completion_tokens);
         self.count(complete.prompt_tokens, complete.cached_tokens, complete.reasoning_tokens);
@@ -306,12 +305,13 @@ impl<D: Decode> Choice<D> {
     /// One token's text to where the stop words look for it, or straight to the answer.
     fn decode(&mut self, straight: bool, token: Held) {
         let out = if straight { &mut self.answer } else { &mut self.decoded };
-        let Some(entries) = &mut self.entries else { return self.decoder.push(token.id, out) };
         let before = out.len();
         self.decoder.push(token.id, out);
-        entries.token(token.count, &out[before..]);
-        if straight {
-            entries.release(out.len() - before);
+        if let Some(entries) = &mut self.entries {
+            entries.token(token.count, &out[before..]);
+            if straight {
+                entries.release(out.len() - before);
+            }
         }
     }
 

@@ -69,6 +69,9 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
 
 /// Appends a number in decimal.
 pub fn number(out: &mut Vec<u8>, mut value: u64) {
+    if value < 10 {
+        return out.push(b'0' + value as u8);
+    }
     let mut digits = [0u8; 20];
     let mut at = digits.len();
     loop {

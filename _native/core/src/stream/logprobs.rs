@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 
 use super::Vocabulary;
 use super::ids::Ids;
-use crate::wire::{InputLogProbs, OutputLogProbs, TopLogProbs};
+use crate::wire::{GenerateComplete, GenerateStreamChunk, InputLogProbs, OutputLogProbs, TopLogProbs};
 
 /// What stands for "very unlikely", as OpenAI does: JSON has no infinity.
 const LEAST: f32 = -9999.0;
@@ -47,7 +47,8 @@ struct Start {
     place: Place,
 }
 
-/// The entries of one choice.
+/// The entries of one choice. What runs for each message is marked cold to keep it out of the way of the many
+/// answers that have none.
 pub struct Entries {
     ids: Ids,
     /// How many of the likeliest tokens the client wants.
@@ -90,20 +91,24 @@ impl Entries {
         }
     }
 
-    /// Takes what a chunk brings; `count` are the completion tokens up to its end.
-    pub fn chunk(&mut self, list: Option<&OutputLogProbs>, count: u32) {
-        if let Some(list) = list {
+    /// Takes what a chunk brings.
+    #[cold]
+    pub fn chunk<V: Vocabulary>(&mut self, chunk: &GenerateStreamChunk, vocabulary: &V) {
+        self.prompt(chunk.input_logprobs.as_deref(), vocabulary);
+        if let Some(list) = &chunk.output_logprobs {
             let ids = paired(list);
-            let fresh = self.ids.chunk(ids, count).len();
+            let fresh = self.ids.chunk(ids, chunk.completion_tokens).len();
             self.add(list, ids.len() - fresh..ids.len());
         }
     }
 
     /// Takes what the closing message brings.
-    pub fn complete(&mut self, list: Option<&OutputLogProbs>, count: u32) {
-        if let Some(list) = list {
+    #[cold]
+    pub fn complete<V: Vocabulary>(&mut self, complete: &GenerateComplete, vocabulary: &V) {
+        self.prompt(complete.input_logprobs.as_deref(), vocabulary);
+        if let Some(list) = &complete.output_logprobs {
             let ids = paired(list);
-            let fresh = self.ids.complete(ids, count).len();
+            let fresh = self.ids.complete(ids, complete.completion_tokens).len();
             self.add(list, ids.len() - fresh..ids.len());
         }
     }
@@ -124,7 +129,7 @@ impl Entries {
     }
 
     /// Takes the prompt's entries, the first time that they come and if they are wanted.
-    pub fn prompt<V: Vocabulary>(&mut self, list: Option<&InputLogProbs>, vocabulary: &V) {
+    fn prompt<V: Vocabulary>(&mut self, list: Option<&InputLogProbs>, vocabulary: &V) {
         let Some(list) = list.filter(|list| self.prompt && !list.token_ids.is_empty()) else { return };
         (self.prompt, self.awaiting) = (false, false);
         let echo = self.echo.take().unwrap_or_default();
@@ -137,6 +142,7 @@ impl Entries {
     }
 
     /// A token was decoded, and `text` came of it.
+    #[cold]
     pub fn token(&mut self, position: u64, text: &str) {
         if !self.by_id {
             self.starts.push_back(Start { position, place: self.end });
@@ -151,6 +157,7 @@ impl Entries {
     }
 
     /// Moves what is ready; `count` are the completion tokens so far.
+    #[cold]
     pub fn settle(&mut self, count: u64) {
         while !self.awaiting && self.move_one(count) {}
     }

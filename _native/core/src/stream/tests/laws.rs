@@ -322,7 +322,7 @@ fn cost_of_a_message() {
 }
 
 /// A tokenizer of our own making: a token for each byte, one merge, and an end of text.
-fn tokenizer() -> Arc<Tokenizer> {
+pub fn tokenizer() -> Arc<Tokenizer> {
     static ONE: OnceLock<Arc<Tokenizer>> = OnceLock::new();
     ONE.get_or_init(make_tokenizer).clone()
 }

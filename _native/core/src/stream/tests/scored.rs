@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::fixtures::{Bytes, EOS};
+use super::laws;
 use super::response::*;
 use crate::stream::*;
 use crate::wire::{InputLogProbs, InputTokenLogProb, MatchedStop, OutputLogProbs, TopLogProbs};
@@ -239,6 +240,24 @@ fn the_bytes_of_generate() {
     assert!(text.contains(r#""finish_reason":{"type":"stop","matched":"zz"},"#), "{text}");
     assert!(text.contains(r#""completion_tokens":3,"cached_tokens":3,"e2e_latency":"#), "{text}");
     assert!(text.ends_with("}}\n\ndata: [DONE]\n\n"), "no usage event: {text}");
+}
+
+#[test]
+fn the_bytes_of_all_entries_are_the_text() {
+    let tokenizer = laws::tokenizer();
+    let text = "STAR 日本語 👩‍👩‍👧 é\n<|end|>";
+    let all = tokenizer.encode(text, false).unwrap();
+    let options = options(json!({"logprobs": 0, "skip_special_tokens": false}));
+    let mut stream: Stream = Stream::new(tokenizer, options.clone());
+    for (at, id) in all.iter().enumerate() {
+        stream.feed(0, &halves(&[*id], at as u32 + 1)).unwrap();
+    }
+    stream.feed(0, &closing(&[], all.len() as u32, "length", None)).unwrap();
+    let read = read(&options, stream.buffer()).choices.remove(&0).unwrap();
+    assert_eq!((&*read.content, read.entries.len()), (text, all.len()));
+    let bytes = |entry: &Value| serde_json::from_value::<Vec<u8>>(entry["bytes"].clone()).unwrap();
+    assert_eq!(read.entries.iter().flat_map(bytes).collect::<Vec<_>>(), text.as_bytes());
+    assert_eq!(read.entries.last().unwrap()["token"], "<|end|>");
 }
 
 #[test]
