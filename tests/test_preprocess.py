@@ -11,7 +11,7 @@ import pytest
 from tests.support import tiny
 from wsgi_router import native, preprocess
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.schema import ChatRequest, features, parse_chat
+from wsgi_router.schema import ChatRequest, parse_chat
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
 
@@ -189,14 +189,11 @@ def test_the_worker_gets_the_constraint(
     constraint: str | None,
     value: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for kind in ("tools", "formats", "logprobs", "reasoning"):
-        monkeypatch.setitem(features.BUILT, kind, True)
     tokenizer = native.Tokenizer(str(tiny.write(tmp_path)))
     card = ModelCard("qwen3")
     made = preprocess.prepare(request(**fields, logprobs=True, top_logprobs=3), card, tokenizer, Settings())
-    sent = pb.GenerateRequest.FromString(made.body)
+    sent = pb.GenerateRequest.FromString(made.jobs[0].body)
     assert sent.sampling_params.WhichOneof("constraint") == constraint
     assert constraint is None or getattr(sent.sampling_params, constraint) == value
     assert (sent.return_logprob, sent.top_logprobs_num, sent.logprob_start_len) == (True, 3, -1)

@@ -9,7 +9,6 @@ import pytest
 
 from wsgi_router import parsers, reading
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.schema import features
 from wsgi_router.schema.output import parse_output
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
@@ -20,12 +19,6 @@ QWEN = ModelCard("served", model_path="Qwen/Qwen3-8B")
 KIMI = ModelCard("served", model_path="moonshotai/Kimi-K2-Thinking")
 HARMONY = ModelCard("gpt-oss-20b")
 CALLS = [{"role": "assistant", "tool_calls": [{}, {}]}, {"role": "tool"}, {"role": "assistant"}]
-
-
-@pytest.fixture(autouse=True)
-def _all_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in features.BUILT:
-        monkeypatch.setitem(features.BUILT, kind, True)
 
 
 def plan(
@@ -53,8 +46,7 @@ def test_a_plain_request() -> None:
         "starts_inside": False,
         "separate_reasoning": True,
         "stream_reasoning": True,
-        "logprobs": False,
-        "top_logprobs": 0,
+        "logprobs": None,
     }
 
 
@@ -176,18 +168,8 @@ def test_the_core_knows_a_parser_by_its_own_name() -> None:
 def test_logprobs() -> None:
     made = plan(logprobs=True, top_logprobs=3)
     assert (made.job()["return_logprob"], made.job()["top_logprobs_num"]) == (True, 3)
-    assert (made.options("")["logprobs"], made.options("")["top_logprobs"]) == (True, 3)
-
-
-@pytest.mark.parametrize(
-    ("kind", "gone"),
-    [("tools", "tool_format"), ("reasoning", "reasoning_format"), ("logprobs", "logprobs")],
-)
-def test_what_is_not_built_is_not_sent(kind: str, gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gone in plan().options("")
-    monkeypatch.setitem(features.BUILT, kind, False)
-    assert gone not in plan().options("")
-    assert waits(plan(), "") is (kind != "reasoning")
+    assert made.options("")["logprobs"] == 3
+    assert plan().options("")["logprobs"] is None
 
 
 def test_the_operators_setting_wins() -> None:

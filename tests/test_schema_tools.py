@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wsgi_router.errors import InvalidRequestError
-from wsgi_router.schema import features, parse_chat
+from wsgi_router.schema import parse_chat
 from wsgi_router.schema.formats import parse_format
-from wsgi_router.schema.output import Output, parse_output
+from wsgi_router.schema.output import TAKEN, parse_output
 from wsgi_router.schema.tools import MAX_TOOLS, ToolSet, parse_tools
 
 MISSING, TYPE, VALUE, UNSUPPORTED = (
@@ -397,13 +397,6 @@ def body(**fields: Any) -> bytes:
     return json.dumps({"model": "m", "messages": [USER], **fields}).encode()
 
 
-@pytest.fixture
-def all_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    for kind in features.BUILT:
-        monkeypatch.setitem(features.BUILT, kind, True)
-
-
-@pytest.mark.usefixtures("all_built")
 def test_a_request_with_everything() -> None:
     fields = {
         "tools": FG,
@@ -423,21 +416,6 @@ def test_a_request_with_everything() -> None:
     assert (request.output.separate_reasoning, request.output.stream_reasoning) == (False, False)
 
 
-@pytest.mark.parametrize("kind", [kind for kind, names in features.FIELDS.items() if names])
-def test_a_kind_is_refused_by_name_until_it_is_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    examples: dict[str, dict[str, Any]] = {
-        "tools": {"tools": FG},
-        "formats": {"regex": "a"},
-        "logprobs": {"logprobs": True},
-    }
-    monkeypatch.setitem(features.BUILT, kind, False)
-    with pytest.raises(InvalidRequestError) as caught:
-        parse_chat(body(**examples[kind]))
-    assert caught.value.param in examples[kind]
-    monkeypatch.setitem(features.BUILT, kind, True)
-    assert parse_chat(body(**examples[kind])).output != Output()
-
-
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: (
@@ -451,7 +429,7 @@ JSON_VALUES = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = [name for names in features.FIELDS.values() for name in names]
+FIELDS = sorted(TAKEN)
 
 
 @given(st.sampled_from(FIELDS), JSON_VALUES)

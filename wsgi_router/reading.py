@@ -1,6 +1,6 @@
 """How the answer to a chat request is constrained and read: what the worker and the native Stream are told.
 
-Options of the native Stream that carry it (each kind only when `schema.features` has it as built):
+Options of the native Stream that carry it:
 
 | Option | Value |
 |---|---|
@@ -31,7 +31,6 @@ from typing import Any, Final
 
 from wsgi_router import constraints, parsers
 from wsgi_router.constraints import Constraint
-from wsgi_router.schema import features
 from wsgi_router.schema.output import Output
 from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
@@ -79,14 +78,8 @@ class Plan:
 
     def options(self, prompt: str) -> dict[str, Any]:
         """Options of the native Stream for the rendered `prompt`."""
-        options: dict[str, Any] = {}
-        if features.BUILT["tools"]:
-            options |= self._tool_options()
-        if features.BUILT["reasoning"]:
-            options |= self._reasoning_options(prompt)
-        if features.BUILT["logprobs"]:
-            options["logprobs"] = self.output.top_logprobs if self.output.logprobs else None
-        return options
+        logprobs = self.output.top_logprobs if self.output.logprobs else None
+        return {**self._tool_options(), **self._reasoning_options(prompt), "logprobs": logprobs}
 
     def _tool_options(self) -> dict[str, Any]:
         tools = self.output.tools
@@ -127,9 +120,7 @@ def plan(
     """
     models = known_as(card)
     form = parsers.TOOLS.choose(settings.tool_call_parser, models)
-    reasoning = None
-    if features.BUILT["reasoning"]:
-        reasoning = parsers.REASONING.choose(settings.reasoning_parser, models)
+    reasoning = parsers.REASONING.choose(settings.reasoning_parser, models)
     before = count_calls(messages)
     return Plan(
         output=output,

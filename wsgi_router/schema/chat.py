@@ -10,7 +10,7 @@ from wsgi_router.schema.decode import bad, check_depth, decode_object, only
 from wsgi_router.schema.fields import Fields
 from wsgi_router.schema.messages import Message, check_count, check_messages, for_template
 from wsgi_router.schema.output import PLAIN, Output, take_output
-from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
+from wsgi_router.schema.sampling import CONSTRAINTS, Streamed, check_sampling, check_stream
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -39,7 +39,7 @@ class ChatRequest(Streamed, kw_only=True):
 
 
 class Inert(msgspec.Struct):
-    """Accepted fields that change nothing (the last three: without tools, without a reasoning parser)."""
+    """Accepted fields that change nothing."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -47,29 +47,15 @@ class Inert(msgspec.Struct):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_retention: str | None = None
-    parallel_tool_calls: bool | None = None
-    separate_reasoning: bool | None = None
-    stream_reasoning: bool | None = None
 
 
-_TEXT_FORMAT: Final = {"type": "text"}
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": (_TEXT_FORMAT,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "modalities": (["text"], []),
     "audio": (),
     "prediction": (),
     "web_search_options": (),
     "verbosity": (),
     "moderation": (),
-    "regex": (),
-    "ebnf": (),
-    "structural_tag": (),
     "stop_regex": ([],),
     "lora_path": (),
     "session_params": (),
@@ -81,7 +67,7 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 }
 """Fields that would change the answer, with the values (null besides) that ask for nothing."""
 
-_FILLED: Final = ("raw_messages", "unknown", "output", "json_schema")
+_FILLED: Final = ("raw_messages", "unknown", "output", *CONSTRAINTS)
 FIELDS: Final = Fields(ChatRequest, Inert, NOT_SUPPORTED, filled=_FILLED)
 HONOURED, INERT, KNOWN = FIELDS.honoured, FIELDS.inert, FIELDS.known
 
@@ -101,7 +87,6 @@ def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatReque
     for name, given in only(value, _HANDED_ON).items():
         check_depth(name, given)
     check_messages(request.messages)
-    _check_dependent(value)
     FIELDS.check(value)
     check_sampling(request, max_choices)
     check_stream(request)
@@ -110,13 +95,6 @@ def parse_chat_object(value: dict[str, Any], max_choices: int = 16) -> ChatReque
     request.unknown = FIELDS.unknown(value)
     request.output = output
     return request
-
-
-def _check_dependent(value: dict[str, Any]) -> None:
-    if value.get("tool_choice") not in (None, "none") and not value.get("tools"):
-        raise bad("tool_choice", "'tool_choice' needs 'tools'.")
-    if value.get("top_logprobs") and not value.get("logprobs"):
-        raise bad("top_logprobs", "'top_logprobs' needs 'logprobs'.")
 
 
 def _check_last_message(request: ChatRequest) -> None:

@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router.schema import features
 from wsgi_router.schema.decode import bad, convert
 from wsgi_router.schema.formats import TEXT, AnswerFormat, parse_format
 from wsgi_router.schema.tools import NO_TOOLS, ToolSet, parse_tools
@@ -36,20 +35,20 @@ class _Fields(msgspec.Struct):
 PLAIN: Final = Output()
 
 
-_READ: Final[tuple[str, ...]] = ("parallel_tool_calls", "separate_reasoning", "stream_reasoning")
-"""Fields without effect where their kind is not built: they are left to those that change nothing."""
+TAKEN: Final = frozenset(
+    {
+        *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"),
+        *("response_format", "regex", "ebnf", "structural_tag"),
+        *("logprobs", "top_logprobs"),
+        *("separate_reasoning", "stream_reasoning"),
+    }
+)
+"""The fields that are read here, and nowhere else."""
 
 
 def take_output(value: dict[str, Any]) -> Output:
-    """Takes what is built out of a request body. Raises InvalidRequestError.
-
-    What is not built stays in `value`, to be refused by name.
-    """
-    taken = {name: value[name] for name in _READ if name in value}
-    for kind, names in features.FIELDS.items():
-        if features.BUILT[kind]:
-            taken |= {name: value.pop(name) for name in names if name in value}
-    return parse_output(taken)
+    """Takes these fields out of a request body. Raises InvalidRequestError."""
+    return parse_output({name: value.pop(name) for name in list(value) if name in TAKEN})
 
 
 def parse_output(value: dict[str, Any]) -> Output:
