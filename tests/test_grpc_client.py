@@ -85,7 +85,7 @@ def unreachable_scenario(port: int) -> None:
     transport, worker = transport_to(port)
     assert code_of(error_of(lambda: transport.unary(worker, "GetModelInfo", b"", 5))) == "UNAVAILABLE"
     stream = transport.open_stream(worker, REQUEST_ID + body([5], 2))
-    assert seconds(lambda: error_of(lambda: list(stream))) < 3
+    assert seconds(lambda: error_of(lambda: list(stream))) < 20
     transport.abort(worker, "id")
     wait_until(lambda: "aborts=0" in repr(transport))
 

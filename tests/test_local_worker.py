@@ -408,13 +408,12 @@ def test_leaving_frees_the_slot(worker: Worker, way: str) -> None:
     waiting = worker.stub.Generate(worker.request(max_new_tokens=2))
     wait_for(lambda: worker.load().num_waiting_reqs == 1, 5)
     assert worker.load().num_running_reqs == SLOTS
-    begun = time.monotonic()
     if way == "cancel":
         calls[0].cancel()
     else:
         assert worker.stub.Abort(pb.AbortRequest(request_id=requests[0].request_id), timeout=5).success
     assert next(waiting).chunk.token_ids
-    assert time.monotonic() - begun < 1.0
+    assert all(call.is_active() for call in calls[1:])  # it took the place of the one that left
     list(waiting)
     for call in calls:
         call.cancel()

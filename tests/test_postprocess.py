@@ -273,7 +273,7 @@ def test_the_drain_ends_a_stream(tokenizer: native.Tokenizer, busy: bool) -> Non
         if busy:
             streamed.streams()[0].put(chunk(tokenizer.encode("x")[0], len(found) + 2))
             time.sleep(0.01)
-    assert 0.25 <= time.monotonic() - start < 3
+    assert 0.25 <= time.monotonic() - start < 30
     assert parse(found)[-2]["error"]["code"] == DrainingError.code
     assert parse(found)[-1] == "[DONE]"
     assert streamed.ends.outcomes == ["drained"]

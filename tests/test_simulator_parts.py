@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,7 @@ from wsgi_router.simulator.answers import Answerer
 from wsgi_router.simulator.cache import BlockCache, KvEvent, Lease, block_hashes
 from wsgi_router.simulator.config import SimulatorConfig
 from wsgi_router.simulator.scheduler import Scheduler
-from wsgi_router.simulator.script import Answer
+from wsgi_router.simulator.script import Answer, ScriptError, parse_script
 from wsgi_router.simulator.text import TextCodec
 from wsgi_router.worker_api.engine import (
     GenerationRequest,
@@ -189,3 +190,17 @@ def test_the_command_lines_defaults_are_the_configurations() -> None:
     help_text = parser().format_help()
     assert all(action.help for action in parser()._actions)
     assert "--kv-tokens" in help_text
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"abort": {"message": "given up"}},  # a Complete has no room for words
+        {"hang": {"status": "INTERNAL"}},
+        {"error": {"hex": "00"}},
+    ],
+)
+def test_a_script_says_only_what_happens(answer: dict[str, object]) -> None:
+    with pytest.raises(ScriptError, match=f"rule 0 {next(iter(answer))}: unknown"):
+        parse_script([{"answer": answer}], lambda _text: [], [])
+    assert parse_script([{"answer": {"abort": {"after_tokens": 2}}}], lambda _text: [], []).rules

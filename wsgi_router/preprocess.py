@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native
+from wsgi_router import native, runtime
 from wsgi_router.errors import ContextLengthError
 from wsgi_router.schema import (
     ChatRequest,
@@ -83,6 +83,7 @@ def prepare(
     request: ChatRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
+    runtime.breathe()  # to decode and to encode a large body takes as long again
     job = _encode(chat_job(request, card))
     prepared = native.prepare(tokenizer, job, settings.prepare_inline_bytes)
     return Prepared(
@@ -171,6 +172,7 @@ def _prepare_prompts(
         return native.prepare(tokenizer, _encode({**job, kind: prompt, "max_tokens": limit}), inline, path)
 
     def fitting(prompt: Prompt, path: str) -> native.Prepared:
+        runtime.breathe()
         if job["max_tokens"] is not None:
             return one(prompt, path, job["max_tokens"])
         try:
@@ -188,7 +190,7 @@ def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
 def _generate_job(
     prepared: native.Prepared, request: Sampling, card: ModelCard, hints: Mapping[str, str]
 ) -> GenerateJob:
-    return GenerateJob(card.name, prepared.body, request.choices, prepared.prompt_tokens, hints)
+    return GenerateJob(card.name, prepared.body, request.choices, hints)
 
 
 def _hints(request: Streamed) -> dict[str, str]:

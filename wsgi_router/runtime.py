@@ -51,6 +51,12 @@ def spawn(function: Callable[..., object], *args: Any) -> None:
         threading.Thread(target=function, args=args, daemon=True).start()
 
 
+def breathe() -> None:
+    """Lets the other greenlets run, between two pieces of work that each hold them up."""
+    if patched():
+        time.sleep(0)
+
+
 def deferrer() -> Callable[[Callable[[], object]], None]:
     """A `spawn` for finalisers: it may be called at any moment, from any thread.
 

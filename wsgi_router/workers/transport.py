@@ -16,8 +16,8 @@ class GenerateJob:
     model: str
     body: bytes
     choices: int = 1
-    prompt_tokens: int = 0
     hints: Mapping[str, str] = field(default_factory=dict)
+    """What routing policies may go by."""
 
 
 class RpcFailure(Exception):

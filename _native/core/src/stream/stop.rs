@@ -286,6 +286,6 @@ mod tests {
         assert_eq!(stop.held(cursor).len(), 1 << 16);
         stop.flush(&mut cursor, &mut out);
         assert_eq!(out, text);
-        assert!(clock.elapsed().as_secs_f64() < 5.0, "{:?}", clock.elapsed());
+        assert!(clock.elapsed().as_secs_f64() < 60.0, "{:?}", clock.elapsed());
     }
 }

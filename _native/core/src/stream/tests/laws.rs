@@ -292,7 +292,7 @@ fn a_megabyte_with_sixteen_stop_words_costs_linear_time() {
     stream.feed(0, &complete(&[], count)).unwrap();
     assert!(out > 1 << 20);
     assert_eq!(stream.stats().usage.completion, 1 << 20);
-    assert!(clock.elapsed() < Duration::from_secs(20), "{:?}", clock.elapsed());
+    assert!(clock.elapsed() < Duration::from_secs(60), "{:?}", clock.elapsed());
 }
 
 /// The cost of one message with one token. Meant for an optimised build; prints what it measures.
