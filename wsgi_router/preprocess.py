@@ -184,6 +184,7 @@ def _prepare_prompts(
         return native.prepare(tokenizer, _encode({**job, kind: prompt, "max_tokens": limit}), inline, path)
 
     def fitting(prompt: Prompt, path: str) -> native.Prepared:
+        runtime.breathe()
         if job["max_tokens"] is not None:
             return one(prompt, path, job["max_tokens"])
         try:

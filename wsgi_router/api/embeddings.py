@@ -13,14 +13,13 @@ import msgspec
 from flask import Blueprint, Response, g, request
 from google.protobuf.message import DecodeError
 
-from wsgi_router import native, observability, schema
+from wsgi_router import native, observability, runtime, schema
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.body import read_body
 from wsgi_router.api.generation import warn
 from wsgi_router.api.services import Services, current
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.runtime import ClientWatch
 from wsgi_router.workers.worker import ModelCard
 
 blueprint = Blueprint("embeddings", __name__)
@@ -42,7 +41,7 @@ def embeddings() -> Response:
         [_request(one) for one in ids],
         services.settings.first_token_timeout,
         card.name,
-        ClientWatch(request.environ),
+        runtime.ClientWatch(request.environ),
     )
     data, tokens = [], 0
     for index, answer in enumerate(answers):
@@ -65,6 +64,7 @@ def _token_ids(asked: schema.EmbeddingRequest, card: ModelCard, services: Servic
     room = card.context_length + 1 if card.context_length else None
     found = []
     for text, path in zip(asked.inputs, asked.paths, strict=True):
+        runtime.breathe()
         kind = "prompt" if isinstance(text, str) else "input_ids"
         job = msgspec.json.encode({kind: text, "context_length": room})
         found.append(native.prepare(services.tokenizer, job, inline, path).token_ids())

@@ -55,10 +55,7 @@ def _generate_token(services: Services, model: str) -> None:
         temperature=0, top_p=1, top_k=-1, repetition_penalty=1, n=1, max_new_tokens=1, ignore_eos=True
     )
     message = pb.GenerateRequest(tokenized=_PROMPT, sampling_params=sampling, logprob_start_len=-1)
-    job = GenerateJob(
-        model,
-        message.SerializeToString(),
-    )
+    job = GenerateJob(model, message.SerializeToString())
     client = ClientWatch(request.environ)
     generation = services.dispatcher.open(job, client, services.settings.health_timeout)
     generation.finish(0, cancel=False)
