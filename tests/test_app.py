@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,14 @@ def test_a_second_worker_is_asked_once(folder: Path) -> None:
     before = metrics().retries._value.get()
     assert app.chat().status_code == 200
     assert metrics().retries._value.get() == before + 1
+
+
+def test_a_first_token_may_be_waited_for_less_long_than_a_whole_answer(make: Callable[..., App]) -> None:
+    app = make((), (), first_token_timeout=0.2, answer_timeout=1)
+    for streamed, least in ((True, 0.2), (False, 1)):
+        start = time.monotonic()
+        error_of(app.chat(stream=streamed), 504)
+        assert time.monotonic() - start >= least
 
 
 def test_unknown_fields_are_named(make: Callable[..., App]) -> None:

@@ -278,6 +278,24 @@ def test_no_first_token_in_time() -> None:
     assert bench.transport.probes[2] == bench.asked()[0]  # is it still there?
 
 
+def test_an_answer_that_is_not_streamed_has_a_bound_of_its_own() -> None:
+    bench = Bench((), (), first_token_timeout=0.2, answer_timeout=1, health_interval=100)
+    for streamed, least in ((True, 0.2), (False, 1)):
+        start = time.monotonic()
+        with pytest.raises(DeadlineError):
+            bench.dispatcher.open(GenerateJob("m", b"", streamed=streamed))
+        assert time.monotonic() - start >= least
+
+
+def test_a_stream_that_flows_proves_its_worker_alive() -> None:
+    bench = Bench((chunk(1),), health_interval=100)
+    worker = bench.pool.workers[0]
+    worker.heard = 0.0
+    generation = bench.open()
+    assert worker.heard > 0
+    generation.close()
+
+
 def test_a_client_that_leaves_casts_no_suspicion() -> None:
     bench = Bench((), health_interval=100)
     client = Client()

@@ -51,6 +51,8 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("WSGI_ROUTER_TOKEN_TIMEOUT", "1.5", "token_timeout", 1.5),
         ("WSGI_ROUTER_BIND", "unix:/run/router.sock", "bind", "unix:/run/router.sock"),
         ("WSGI_ROUTER_WORKERS", "", "workers", ()),
+        ("WSGI_ROUTER_API_KEYS", "", "api_keys", ()),
+        ("WSGI_ROUTER_TOKEN_TIMEOUT", "2147483", "token_timeout", 2147483.0),
     ],
 )
 def test_values(variable: str, value: str, name: str, expected: object) -> None:
@@ -74,6 +76,10 @@ def test_values(variable: str, value: str, name: str, expected: object) -> None:
         ("WSGI_ROUTER_WORKERS", "a:1,a:1"),
         ("WSGI_ROUTER_BIND", "8080"),
         ("WSGI_ROUTER_API_KEYS", "two words"),
+        ("WSGI_ROUTER_API_KEYS", ","),
+        ("WSGI_ROUTER_API_KEYS", "  "),
+        ("WSGI_ROUTER_KEEPALIVE_TIME", "1e12"),
+        ("WSGI_ROUTER_FIRST_TOKEN_TIMEOUT", "2147484"),
         ("WSGI_ROUTER_MODEL", "a\nb"),
         ("PORT", "http"),
         ("SGL_POLICY_NAME", "fastest"),

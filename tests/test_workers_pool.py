@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,15 +11,18 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.support.transport import FakeTransport
+from wsgi_router import observability, runtime
 from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 DOWN = RpcFailure("UNAVAILABLE", "connection refused")
+LATE = RpcFailure("DEADLINE_EXCEEDED", "Deadline Exceeded")
 
 _open: list[WorkerPool] = []
 
@@ -27,6 +32,18 @@ def _close_pools() -> Iterator[None]:
     yield
     while _open:
         _open.pop().close()
+
+
+class SlowTransport(FakeTransport):
+    """A worker answers once its event in `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go = {url: threading.Event() for url in (A, B, C)}
+
+    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        self.go[worker.url].wait()
+        return super().unary(worker, method, request, timeout)
 
 
 def info(name: str, context: int = 100, **fields: Any) -> pb.GetModelInfoResponse:
@@ -143,6 +160,78 @@ def test_one_failed_call_costs_a_live_worker_one_probe() -> None:
     pool.report(pool.workers[0], Event.CALL_UNREACHABLE)
     wait_until(lambda: up(pool) == [A], 5)
     assert transport.probes == [A, A]
+
+
+def test_a_new_process_waits_until_a_worker_is_up() -> None:
+    transport = SlowTransport()
+    transport.infos = dict.fromkeys((A, B), info("m"))
+    pool = pool_of(transport, workers=(A, B))
+    runtime.call_later(0.2, transport.go[B].set)
+    pool.wait_for_answer(30)
+    assert up(pool) == [B]
+    transport.go[A].set()
+
+
+def test_a_new_process_waits_for_no_worker_that_refuses() -> None:
+    pool = pool_of(FakeTransport(), health_interval=100)
+    start = time.monotonic()
+    pool.wait_for_answer(60)
+    assert time.monotonic() - start < 30
+    assert not pool.usable()
+
+
+def test_a_new_process_waits_for_a_silent_worker_for_a_while_only() -> None:
+    transport = SlowTransport()
+    pool = pool_of(transport, workers=(A,))
+    start = time.monotonic()
+    pool.wait_for_answer(0.2)
+    assert 0.2 <= time.monotonic() - start < 30
+    pool_of(FakeTransport(), workers=()).wait_for_answer(60)
+    assert time.monotonic() - start < 30
+    transport.go[A].set()
+
+
+def test_a_busy_worker_is_still_asked_if_nobody_else_is_up() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,))
+    wait_until(lambda: up(pool) == [A])
+    seen: list[State] = []
+    transport.on_unary = lambda: seen.append(pool.workers[0].state)
+    transport.infos[A] = LATE
+    wait_until(lambda: len(seen) >= 3)
+    assert seen[:3] == [State.UP, State.SUSPECT, State.DOWN]
+
+
+def test_a_late_probe_says_nothing_while_streams_flow() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,), health_interval=0.02)
+    wait_until(lambda: up(pool) == [A])
+    worker = pool.workers[0]
+    transport.on_unary = lambda: setattr(worker, "heard", time.monotonic())  # a message, while it is asked
+    transport.infos[A] = LATE
+    before = len(transport.probes)
+    wait_until(lambda: len(transport.probes) > before + 3)
+    assert worker.available()
+
+
+@pytest.mark.parametrize("error", [OverflowError("too large"), ValueError("strange")])
+def test_a_probe_that_breaks_is_a_failed_one(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise error
+
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    transport.on_unary = fail
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(observability.LOGGER, "propagate", True)
+    pool = pool_of(transport, workers=(A,), health_interval=0.02)
+    wait_until(lambda: len(transport.probes) > 3)
+    monkey.undo()
+    assert len([record for record in caplog.records if A in record.getMessage()]) == 1
+    transport.on_unary = None
+    wait_until(lambda: up(pool) == [A])
 
 
 def test_models_are_grouped_by_name() -> None:

@@ -60,6 +60,17 @@ def test_states() -> None:
     assert worker.available()
 
 
+def test_one_late_probe_is_forgiven_and_a_second_is_not() -> None:
+    worker = Worker("grpc://host:1")
+    worker.note(Event.PROBE_OK)
+    assert worker.note(Event.PROBE_LATE)
+    assert worker.state is State.SUSPECT
+    assert worker.note(Event.PROBE_OK)
+    for _ in range(2):
+        assert worker.note(Event.PROBE_LATE)
+    assert worker.state is State.DOWN
+
+
 def test_only_answers_count_as_heard() -> None:
     worker = Worker("grpc://host:1")
     for event in Event:

@@ -113,12 +113,13 @@ class _Queue:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
         ready, wake, limit = self.ready, self.wakeup.set, self.dispatcher.queue_size
         clock, patience = time.monotonic, self.dispatcher.token_timeout
+        worker = choice.lease.worker
         end: Ended | RpcFailure = ENDED
         try:
             for message in stream:
                 if choice.ended:
                     continue
-                choice.last = clock()
+                choice.last = worker.heard = clock()
                 choice.patience = patience
                 ready.append((choice, message))
                 wake()
@@ -375,6 +376,7 @@ class Dispatcher:
         self.endings = Endings(settings.close_timeout)
         self.defer = runtime.deferrer()
         self._first_token_timeout = settings.first_token_timeout
+        self._answer_timeout = settings.answer_timeout
         self._first_failure = first_failure
 
     def open(
@@ -385,13 +387,17 @@ class Dispatcher:
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
 
-        `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT. All jobs have as many choices.
+        `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
+        one message is the whole answer). All jobs have as many choices.
         Raises RouterError if a first event is a failure, after one other worker was asked where that may
         help; ClientGone, DeadlineError, NoWorkerError, DrainingError. A job that fails so later, when another
         one's answer has begun, makes `take` raise.
         """
         jobs = (jobs,) if isinstance(jobs, GenerateJob) else jobs
-        deadline = time.monotonic() + (self._first_token_timeout if patience is None else patience)
+        if patience is None:
+            streamed = all(job.streamed for job in jobs)
+            patience = self._first_token_timeout if streamed else self._answer_timeout
+        deadline = time.monotonic() + patience
         generation = Generation(self, client)
         try:
             for number, job in enumerate(jobs):

@@ -97,9 +97,10 @@ def prepare(
     job["sampling"] |= plan.sampling()
     prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
     prompt = prepared.prompt if plan.reasoning_format else ""
+    body = prepared.body + plan.body(prompt)
     options = stream_options(request, card, prepared.prompt_tokens) | plan.options(prompt)
     return Prepared(
-        jobs=(GenerateJob(card.name, prepared.body + plan.body(prompt), request.choices, _hints(request)),),
+        jobs=(GenerateJob(card.name, body, request.choices, _hints(request), job["stream"]),),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -129,7 +130,9 @@ def prepare_completion(
     }
     hints = _hints(request)
     return Prepared(
-        jobs=tuple(_generate_job(one, request, card, hints) for one in prepared),
+        jobs=tuple(
+            GenerateJob(card.name, one.body, request.choices, hints, job["stream"]) for one in prepared
+        ),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -161,7 +164,7 @@ def prepare_generate(
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
     return Prepared(
-        jobs=tuple(_generate_job(one, asked, card, {}) for one in prepared),
+        jobs=tuple(GenerateJob(card.name, one.body, asked.choices, {}, job["stream"]) for one in prepared),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -197,12 +200,6 @@ def _prepare_prompts(
 
 def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
-
-
-def _generate_job(
-    prepared: native.Prepared, request: Sampling, card: ModelCard, hints: Mapping[str, str]
-) -> GenerateJob:
-    return GenerateJob(card.name, prepared.body, request.choices, hints)
 
 
 def _hints(request: Streamed) -> dict[str, str]:

@@ -49,11 +49,17 @@ def _number(value: object) -> float:
     return number
 
 
+_MOST_SECONDS: Final = 2**31 // 1000
+"""gRPC counts milliseconds in 32 bits."""
+
+
 def _seconds(minimum: float) -> Callable[[object], float]:
     def cast(value: object) -> float:
         number = _number(value)
         if number < minimum:
             raise ValueError(f"must be at least {minimum:g} seconds")
+        if number > _MOST_SECONDS:
+            raise ValueError(f"must be at most {_MOST_SECONDS} seconds")
         return number
 
     return cast
@@ -140,7 +146,10 @@ def _bind(value: object) -> str:
 
 
 def _api_keys(value: object) -> tuple[str, ...]:
-    return tuple(_api_key(key) for key in _words(value))
+    keys = tuple(_api_key(key) for key in _words(value))
+    if value and not keys:  # an open door that somebody believes to be locked
+        raise ValueError("names no key")
+    return keys
 
 
 def _api_key(value: object) -> str:
@@ -203,9 +212,14 @@ class Settings:
     first_token_timeout: float = _row(
         600.0,
         _seconds(0.1),
-        "Longest wait for a worker's first token, or for the whole answer when it is not streamed.",
+        "Longest wait for a worker's first token.",
     )
     token_timeout: float = _row(120.0, _seconds(0.1), "Longest wait between two messages of a worker.")
+    answer_timeout: float = _row(
+        3600.0,
+        _seconds(0.1),
+        "Longest wait for an answer that is not streamed, where the worker gives it as a whole.",
+    )
     keepalive_time: float = _row(
         300.0, _seconds(10), "gRPC ping interval while calls run. Workers cut off those who ping every 10 s."
     )

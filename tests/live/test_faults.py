@@ -195,6 +195,22 @@ def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: 
         wait_until(lambda: running(worker) == 0, 5, "no request left")
 
 
+def test_a_worker_that_stops_answering_is_suspected(simulator_flags: tuple[str, ...]) -> None:
+    waits = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
+    with Worker(*simulator_flags) as worker, Router(worker.url, **waits) as router:
+        router.wait_serving()
+        worker.send(signal.SIGSTOP)
+        try:
+            assert (
+                httpx.post(router.url + URL, json=ask("say-text", stream=True), timeout=30).status_code == 504
+            )
+            wait_until(lambda: router.status("/readiness") == 503, 10, "readiness 503")
+        finally:
+            worker.send(signal.SIGCONT)
+        wait_until(lambda: router.status("/readiness") == 200, 15, "readiness 200")
+        assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
+
+
 def test_pings_while_nothing_comes(simulator_flags: tuple[str, ...]) -> None:
     with Worker(*simulator_flags) as worker, Router(worker.url, ping_interval="0.3") as router:
         router.wait_serving()

@@ -62,6 +62,7 @@ class FakeTransport:
         self.probes: list[str] = []
         self.unary_answers: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
+        self.on_unary: Callable[[], object] | None = None
         self._lock = threading.Lock()
 
     def open_stream(self, worker: Worker, request: bytes) -> FakeStream:
@@ -77,6 +78,8 @@ class FakeTransport:
         if method != "GetModelInfo":
             return self._answer(worker, method, request)
         self.probes.append(worker.url)
+        if self.on_unary is not None:
+            self.on_unary()
         info = self.infos.get(worker.url, RpcFailure("UNAVAILABLE", "connection refused"))
         if isinstance(info, RpcFailure):
             raise info

@@ -71,6 +71,7 @@ class Services:
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._pool.start()
+        self._pool.wait_for_answer()
         self._closing = runtime.wakeup()
         runtime.spawn(_tell_workers, weakref.ref(self), self._closing)
         _LOG.debug("process %d serves with %r", os.getpid(), self._pool)

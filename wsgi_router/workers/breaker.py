@@ -11,7 +11,7 @@ class State(StrEnum):
 
     UNKNOWN = "unknown"  # has never answered
     UP = "up"
-    SUSPECT = "suspect"  # a call could not reach it, or waited in vain; a probe will tell
+    SUSPECT = "suspect"  # not reached, or waited for in vain: asked only if nobody is up; a probe will tell
     DOWN = "down"
 
 
@@ -19,7 +19,8 @@ class Event(StrEnum):
     """What was seen of a worker."""
 
     PROBE_OK = "probe_ok"
-    PROBE_FAILED = "probe_failed"
+    PROBE_FAILED = "probe_failed"  # refused, or answered with an error
+    PROBE_LATE = "probe_late"  # no answer before its deadline: dead, or busy with a large prompt
     CALL_OK = "call_ok"
     CALL_UNREACHABLE = "call_unreachable"
     CALL_SILENT = "call_silent"  # nothing came before its deadline
@@ -31,11 +32,13 @@ ANSWERED: Final = frozenset({Event.PROBE_OK, Event.CALL_OK})
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.UNKNOWN, Event.PROBE_OK): State.UP,
     (State.UP, Event.PROBE_FAILED): State.DOWN,
+    (State.UP, Event.PROBE_LATE): State.SUSPECT,
     (State.UP, Event.CALL_UNREACHABLE): State.SUSPECT,
     (State.UP, Event.CALL_SILENT): State.SUSPECT,
     (State.SUSPECT, Event.PROBE_OK): State.UP,
     (State.SUSPECT, Event.CALL_OK): State.UP,
     (State.SUSPECT, Event.PROBE_FAILED): State.DOWN,
+    (State.SUSPECT, Event.PROBE_LATE): State.DOWN,
     (State.DOWN, Event.PROBE_OK): State.UP,
 }
 """Events that are not listed change nothing: a call that still runs on a worker found down, for example."""

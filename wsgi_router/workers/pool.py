@@ -23,6 +23,8 @@ from wsgi_router.workers.worker import Lease, ModelCard, Worker
 _LOG = logging.getLogger(__name__)
 
 _NO_HINTS: Final[Hints] = {}
+FIRST_ANSWER_SECONDS: Final = 2.0
+"""Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
 _IDLE_INTERVALS: Final = 5
 """Health intervals after which a worker that is up, and was not heard of, is asked again."""
 
@@ -31,7 +33,7 @@ class WorkerPool:
     """Starts with no worker up; `start()` begins to ask each one what it serves until it answers.
 
     A worker that a call could not reach, or waited for in vain, is asked again at once, and passed over until
-    it answers. One that is up is asked when no call has ended well for a while.
+    it answers. One that is up is asked when nothing was heard of it for a while.
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
@@ -40,6 +42,8 @@ class WorkerPool:
         self._settings = settings
         self._policy = POLICIES[settings.policy]()
         self._probing: set[Worker] = set()
+        self._unasked = set(self.workers)
+        self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._cards_lock = threading.Lock()
         self._due: dict[Worker, float] = dict.fromkeys(self.workers, 0.0)
@@ -52,6 +56,14 @@ class WorkerPool:
         if not self._started:
             self._started = True
             runtime.spawn(self._look_after)
+
+    def wait_for_answer(self, seconds: float = FIRST_ANSWER_SECONDS) -> None:
+        """Returns once a worker is up or each was asked, after `seconds` at the latest. Once, by one caller.
+
+        A process that takes requests before would refuse them, though the workers are there.
+        """
+        if self.workers:
+            self._told.wait(seconds)
 
     def close(self) -> None:
         """Ends what `start` began."""
@@ -133,17 +145,20 @@ class WorkerPool:
 
     def _probe(self, worker: Worker) -> None:
         """Asks what the worker serves; the cheapest call that a live engine alone can answer."""
+        asked = time.monotonic()
         try:
             card = self._ask(worker)
-        except (RpcFailure, DecodeError) as error:
-            self._probe_failed(worker, error)
-        else:
             worker.failures = 0
             self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
                 _LOG.info("worker %s is up and serves %s", worker.url, card.name)
+        except Exception as error:  # whatever it is, the worker is asked again
+            self._probe_failed(worker, error, asked)
         finally:
             self._probing.discard(worker)
+            self._unasked.discard(worker)
+            if not self._unasked or worker.available():
+                self._told.set()
             self._wakeup.set()
 
     def _set_card(self, worker: Worker, card: ModelCard) -> None:
@@ -163,11 +178,15 @@ class WorkerPool:
         answer = self._transport.unary(worker, "GetModelInfo", request, self._settings.health_timeout)
         return _card(pb.GetModelInfoResponse.FromString(answer))
 
-    def _probe_failed(self, worker: Worker, error: Exception) -> None:
-        worker.failures += 1
+    def _probe_failed(self, worker: Worker, error: Exception, asked: float) -> None:
         self._due[worker] = time.monotonic() + self._settings.health_interval
-        if worker.note(Event.PROBE_FAILED) or worker.failures == 1:
-            _LOG.warning("worker %s does not answer: %s", worker.url, error)
+        late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
+        if late and worker.heard > asked:
+            return  # its streams flow
+        worker.failures += 1
+        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker.failures == 1:
+            trace = None if isinstance(error, (RpcFailure, DecodeError)) else error
+            _LOG.warning("worker %s is %s: %s", worker.url, worker.state, error, exc_info=trace)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"

@@ -18,6 +18,8 @@ class GenerateJob:
     choices: int = 1
     hints: Mapping[str, str] = field(default_factory=dict)
     """What routing policies may go by."""
+    streamed: bool = True
+    """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
 
 
 class RpcFailure(Exception):

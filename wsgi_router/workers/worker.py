@@ -47,7 +47,7 @@ class Worker:
         self.failures = 0
         """Failed probes since the last good one."""
         self.heard = time.monotonic()
-        """When it last answered, by time.monotonic."""
+        """When it last answered, or a stream of its gave a message; by time.monotonic."""
         self._lock = threading.Lock()
 
     def available(self) -> bool:
