@@ -24,6 +24,13 @@ enum Syntax {
     Harmony,
 }
 
+impl ReasoningFormat {
+    /// The thinking, in a pair of tags, comes before the answer and nowhere else.
+    pub fn is_tagged(&self) -> bool {
+        matches!(self.syntax, Syntax::Tags(_))
+    }
+}
+
 /// `open thinking close answer`
 #[derive(Debug)]
 struct Tags {
@@ -149,7 +156,7 @@ impl ReasoningParser {
     pub fn held(&self) -> usize {
         match &self.0 {
             Machine::None => 0,
-            Machine::Tags(tags) => tags.buf.len(),
+            Machine::Tags(tags) => tags.pad.len() + tags.buf.len(),
             Machine::Harmony(harmony) => harmony.held(),
         }
     }

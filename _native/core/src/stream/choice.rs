@@ -4,8 +4,9 @@
 //! message → new ids (ids) → decoder → [reasoning parser] → stop words (stop) → [tool parser] → answer
 //! ```
 //! The brackets are the parsers of [`super::reading`], where there are any: stop words apply to the answer and
-//! not to the reasoning, and what they release reaches the tool parser in order. Nothing here knows how the text
-//! is framed. What rides along with the text (logprob entries, see [`super::logprobs`]) waits beside `answer` for
+//! not to the reasoning, and what they release reaches the tool parser in order. They see a call as the model
+//! writes it: one that is cut comes out as far as it goes, and `matched_stop` tells why. Nothing here knows how
+//! the text is framed. What rides along with the text (logprob entries, see [`super::logprobs`]) waits beside `answer` for
 //! the event that carries it. Entries follow the decoded text by its length: [`Choice::decode`] says what each
 //! token added to it, and [`Choice::sieve`] how much nothing holds back any more.
 
@@ -74,8 +75,8 @@ impl<V: Vocabulary> Rules<V> {
 
     /// May the engine have stopped at this id? Then its text waits for the next message, which tells.
     fn may_end(&self, id: u32) -> bool {
-        let ends =
-            || self.asked_for(id) || self.is_eos(id) || !self.skip_special && self.vocabulary.is_special(id);
+        let seen = || !self.hides(id) && (!self.skip_special || self.plan.is_marker(id));
+        let ends = || self.asked_for(id) || self.is_eos(id) || self.vocabulary.is_special(id) && seen();
         !self.ignore_eos && !self.keep && ends()
     }
 

@@ -15,7 +15,7 @@ use super::choice::{Finish, Matched};
 use super::json;
 use super::logprobs::Entry;
 use super::options::{Object, Options};
-use super::reading::Part;
+use super::parts::Part;
 use super::usage::Usage;
 use generate::Generate;
 

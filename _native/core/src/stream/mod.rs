@@ -4,17 +4,19 @@
 //! - [`ids`]: which ids of a message are new
 //! - [`choice`]: ids → text → stop words → answer, for one choice
 //! - [`stop`]: stop words over streamed text
-//! - [`reading`]: parsers of reasoning and tool calls
+//! - [`reading`], [`forced`], [`parts`]: parsers of reasoning and tool calls
 //! - [`logprobs`]: what rides along with the text
 //! - [`emit`], [`json`]: framing, one file for each kind of object
 //! - [`options`], [`usage`], [`stats`]: what is asked, counts and times
 
 pub mod choice;
 pub mod emit;
+pub mod forced;
 pub mod ids;
 pub mod json;
 pub mod logprobs;
 pub mod options;
+pub mod parts;
 pub mod reading;
 pub mod stats;
 pub mod stop;
@@ -34,8 +36,8 @@ use crate::tokenizer::{TextDecoder, Tokenizer};
 use crate::wire::{GenerateComplete, GenerateResponse, GenerateStreamChunk, Response};
 use choice::{Choice, Rules};
 use emit::Events;
-use reading::Plan;
 pub use options::{Object, Options, Prompt};
+use reading::Plan;
 pub use stats::{ITL_BOUNDS, Stats};
 use usage::Total;
 

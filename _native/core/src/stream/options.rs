@@ -2,7 +2,8 @@
 
 use serde::Deserialize;
 
-use super::reading::{Function, IdStyle, ReadAs};
+use super::parts::IdStyle;
+use super::reading::{Function, ReadAs};
 use crate::error::{Code, Error, Result};
 
 /// What kind of object the client reads.

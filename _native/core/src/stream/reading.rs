@@ -3,20 +3,22 @@
 //! ```text
 //! decoded text → reasoning parser → stop words → tool parser → parts
 //! ```
-//! A choice without parsers has no [`Reading`]: its text is the answer.
+//! A choice without parsers has no [`Reading`]: its text is the answer. Reasoning that stays in the content is
+//! reasoning all the same: neither stop words nor calls are looked for in it.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::Vocabulary;
+use super::forced::Opening;
 use super::options::Options;
+use super::parts::{CallIds, Parts, Split};
 use crate::error::{Code, Error, Result};
 use crate::parsers::{
-    ConstrainedParser, ReasoningFormat, ReasoningParser, Sink, ToolFormat, ToolParser, Tools, reasoning_format,
-    tool_format,
+    ConstrainedParser, ReasoningFormat, ReasoningParser, Sink, ToolFormat, ToolParser, Tools,
+    reasoning_format, tool_format,
 };
 
 /// A function that may be called.
@@ -42,17 +44,6 @@ pub enum ReadAs {
     NamedArguments,
 }
 
-/// How the ids of calls look.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub enum IdStyle {
-    /// `call_` and 24 hex digits.
-    #[default]
-    Call,
-    /// `functions.NAME:IDX`, counted over the whole conversation.
-    Kimi,
-}
-
 /// How the choices of a response are read. Made once a response.
 pub struct Plan {
     tools: Option<Arc<Tools>>,
@@ -62,6 +53,7 @@ pub struct Plan {
     named: String,
     reasoning: Option<&'static ReasoningFormat>,
     starts_inside: Option<bool>,
+    separate: bool,
     whole_reasoning: bool,
     /// Special tokens whose text parsers need, sorted.
     markers: Vec<u32>,
@@ -78,7 +70,7 @@ impl Plan {
         let reads_calls = wanted && (tool_format.is_some() || options.read_as != ReadAs::Parser);
         let tools = reads_calls.then(|| {
             let functions = options.tools.iter().map(|tool| (tool.name.as_str(), &tool.parameters));
-            Arc::new(Tools::new(functions, options.parallel))
+            Arc::new(Tools::new(functions, options.parallel && !options.legacy_function_call))
         });
         let texts = tool_format.into_iter().flat_map(|format| format.tokens);
         let texts = texts.chain(reasoning.into_iter().flat_map(|format| format.tokens));
@@ -90,8 +82,9 @@ impl Plan {
             tool_format,
             read_as: options.read_as,
             named: options.tools.first().map(|tool| tool.name.clone()).unwrap_or_default(),
-            reasoning: reasoning.filter(|_| options.separate_reasoning),
+            reasoning: reasoning.filter(|format| options.separate_reasoning || format.is_tagged()),
             starts_inside: options.starts_inside,
+            separate: options.separate_reasoning,
             whole_reasoning: !options.stream_reasoning,
             markers,
         })
@@ -113,23 +106,15 @@ impl Plan {
         }
         let reasoning = self.reasoning.map(|format| ReasoningParser::begun(format, self.starts_inside));
         let tools = self.tools.as_ref().and_then(|tools| self.calls(Arc::clone(tools)));
-        let ids = CallIds {
-            style: options.id_style,
-            response: options.id.clone(),
-            choice,
-            before: options.calls_before,
-        };
+        let ids = CallIds::new(options, choice);
+        let inside = reasoning.as_ref().is_some_and(ReasoningParser::is_inside);
         Some(Box::new(Reading {
+            opening: Opening::new(self.read_as).filter(|_| inside && tools.is_some()),
+            raw: (!self.separate).then(String::new),
             reasoning,
             tools,
             visible: String::new(),
-            parts: Parts {
-                list: Vec::new(),
-                thought: String::new(),
-                whole: self.whole_reasoning,
-                calls: 0,
-                ids,
-            },
+            parts: Parts::new(ids, self.separate, self.whole_reasoning),
             pushed: 0,
             handed: 0,
             passed: 0,
@@ -151,28 +136,13 @@ fn find<T>(name: &str, table: impl Fn(&str) -> Option<T>) -> Result<T> {
     table(name).ok_or_else(|| Error::new(Code::Internal, format!("There is no format {name}.")))
 }
 
-/// A piece of an answer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
-    Reasoning(String),
-    Content(String),
-    /// A call begins; `arguments` is what is known of them.
-    Call {
-        index: u32,
-        id: String,
-        name: String,
-        arguments: String,
-    },
-    /// More arguments of a call that an earlier event has begun.
-    Arguments {
-        index: u32,
-        text: String,
-    },
-}
-
 /// Parsers of one choice and what they have made of its text.
 pub struct Reading {
+    /// Until it is clear whether a forced answer begins with thoughts.
+    opening: Option<Opening>,
     reasoning: Option<ReasoningParser>,
+    /// Reasoning stays in the content: text that is in neither `parts` nor `visible` yet.
+    raw: Option<String>,
     tools: Option<Calls>,
     /// Behind the reasoning parser, before the stop words.
     pub visible: String,
@@ -196,19 +166,52 @@ impl Reading {
     /// Decoded text: thinking becomes a part, the rest is `visible`.
     pub fn think(&mut self, text: &str) {
         self.pushed += text.len() as u64;
-        let Self { reasoning, visible, parts, .. } = self;
-        match reasoning {
-            None => visible.push_str(text),
-            Some(parser) => parser.push(text, &mut Split { parts, visible }),
+        match &mut self.opening {
+            None => self.split(text, false),
+            Some(opening) => match opening.push(text) {
+                None => {}
+                Some(forced) => self.begin(forced),
+            },
         }
+    }
+
+    /// It is clear how a forced answer begins.
+    fn begin(&mut self, forced: bool) {
+        if forced {
+            self.reasoning = None;
+            self.thoughts = 0;
+        }
+        if let Some(opening) = self.opening.take() {
+            self.split(&opening.into_text(), false);
+        }
+    }
+
+    fn split(&mut self, text: &str, last: bool) {
+        let Self { reasoning: Some(parser), raw, visible, parts, .. } = self else {
+            self.visible.push_str(text);
+            return;
+        };
+        let before = visible.len();
+        let mut sink = Split::new(parts, visible, raw.is_some());
+        parser.push(text, &mut sink);
+        if last {
+            parser.finish(&mut sink);
+        }
+        let Some(raw) = raw else { return };
+        raw.push_str(text);
+        // Thoughts and their marks are all that comes before the answer.
+        let free = raw.len().saturating_sub(parser.held());
+        let marked = free.saturating_sub(visible.len() - before);
+        parts.content(&raw[..marked]);
+        raw.drain(..free);
     }
 
     /// No more text comes: what the reasoning parser holds becomes a part or `visible`.
     pub fn end_thinking(&mut self) {
-        let Self { reasoning, visible, parts, .. } = self;
-        if let Some(parser) = reasoning {
-            parser.finish(&mut Split { parts, visible });
+        if self.opening.is_some() {
+            self.begin(false);
         }
+        self.split("", true);
     }
 
     /// What the stop words have let through of `visible`, which was all of it handed to them.
@@ -241,122 +244,11 @@ impl Reading {
 
     /// Bytes of decoded text that have become free since the last call.
     pub fn release(&mut self) -> usize {
-        let thinking = self.reasoning.as_ref().map_or(0, ReasoningParser::held) as u64;
+        let opening = self.opening.as_ref().map_or(0, Opening::held);
+        let thinking = (opening + self.reasoning.as_ref().map_or(0, ReasoningParser::held)) as u64;
         let free = self.pushed.saturating_sub(thinking + (self.handed - self.passed));
         let more = free.saturating_sub(self.released);
         self.released += more;
         more as usize
-    }
-}
-
-/// Puts parts in order. As a sink it is the tool parser's.
-pub struct Parts {
-    /// All of them when aggregated, what no event has carried when streamed.
-    pub list: Vec<Part>,
-    /// Reasoning that waits until it is whole.
-    thought: String,
-    whole: bool,
-    /// How many calls there are so far.
-    pub calls: u32,
-    ids: CallIds,
-}
-
-impl Parts {
-    /// Lets waiting reasoning out.
-    fn speak(&mut self) {
-        if !self.thought.is_empty() {
-            let thought = std::mem::take(&mut self.thought);
-            self.list.push(Part::Reasoning(thought));
-        }
-    }
-}
-
-impl Sink for Parts {
-    fn content(&mut self, text: &str) {
-        if text.is_empty() {
-            return;
-        }
-        self.speak();
-        match self.list.last_mut() {
-            Some(Part::Content(last)) => last.push_str(text),
-            _ => self.list.push(Part::Content(text.to_owned())),
-        }
-    }
-
-    fn reasoning(&mut self, text: &str) {
-        if self.whole {
-            self.thought.push_str(text);
-            return;
-        }
-        match self.list.last_mut() {
-            Some(Part::Reasoning(last)) => last.push_str(text),
-            _ => self.list.push(Part::Reasoning(text.to_owned())),
-        }
-    }
-
-    fn call(&mut self, index: u32, name: &str) {
-        self.speak();
-        self.calls += 1;
-        let id = self.ids.of(index, name);
-        self.list.push(Part::Call { index, id, name: name.to_owned(), arguments: String::new() });
-    }
-
-    fn arguments(&mut self, index: u32, fragment: &str) {
-        match self.list.last_mut() {
-            Some(Part::Call { index: last, arguments: text, .. } | Part::Arguments { index: last, text })
-                if *last == index =>
-            {
-                text.push_str(fragment);
-            }
-            _ => self.list.push(Part::Arguments { index, text: fragment.to_owned() }),
-        }
-    }
-}
-
-/// The reasoning parser's sink.
-struct Split<'a> {
-    parts: &'a mut Parts,
-    visible: &'a mut String,
-}
-
-impl Sink for Split<'_> {
-    fn content(&mut self, text: &str) {
-        self.visible.push_str(text);
-    }
-
-    fn reasoning(&mut self, text: &str) {
-        self.parts.reasoning(text);
-    }
-
-    fn call(&mut self, index: u32, name: &str) {
-        self.parts.call(index, name);
-    }
-
-    fn arguments(&mut self, index: u32, fragment: &str) {
-        self.parts.arguments(index, fragment);
-    }
-}
-
-/// Ids of calls: the same for the same response, whichever way it is read.
-struct CallIds {
-    style: IdStyle,
-    /// The response's own id, which is random.
-    response: String,
-    choice: u32,
-    /// Calls in the conversation so far.
-    before: u32,
-}
-
-impl CallIds {
-    fn of(&self, index: u32, name: &str) -> String {
-        if self.style == IdStyle::Kimi {
-            return format!("functions.{name}:{}", self.before + index);
-        }
-        let half = |part: u8| {
-            let mut hasher = DefaultHasher::new();
-            (part, &self.response, self.choice, index).hash(&mut hasher);
-            hasher.finish()
-        };
-        format!("call_{:016x}{:08x}", half(0), half(1) >> 32)
     }
 }

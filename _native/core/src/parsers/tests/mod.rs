@@ -1,7 +1,7 @@
 //! Tests of the parsers: each format on its own, and the law of splits for all of them.
 
 mod formats;
-mod grammar;
+pub mod grammar;
 mod laws;
 mod reasoning;
 mod speed;

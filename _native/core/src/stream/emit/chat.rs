@@ -5,7 +5,7 @@ use crate::stream::Vocabulary;
 use crate::stream::json;
 use crate::stream::logprobs::Entry;
 use crate::stream::options::Options;
-use crate::stream::reading::Part;
+use crate::stream::parts::Part;
 use crate::stream::usage::Usage;
 
 pub const OBJECT: &str = "chat.completion";

@@ -37,6 +37,34 @@ pub const EOS: u32 = 400;
 /// Special, and none of the model's eos ids.
 pub const EOM: u32 = 401;
 
+/// Markers that are special tokens, behind those.
+const MARKERS: [&str; 24] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+];
+
 /// Ids below 256 are that byte; then words and pieces of characters; then the special tokens.
 pub struct Bytes {
     /// By id; gaps are unknown ids.
@@ -68,6 +96,7 @@ impl Bytes {
         tokens.extend(pieces.iter().map(|piece| piece.to_vec()));
         tokens.resize(EOS as usize, Vec::new());
         tokens.extend([b"<|eos|>".to_vec(), b"<|eom|>".to_vec()]);
+        tokens.extend(MARKERS.map(|marker| marker.as_bytes().to_vec()));
         Arc::new(Self { tokens, size })
     }
 
@@ -78,6 +107,20 @@ impl Bytes {
 
     pub fn bytes(&self, id: u32) -> &[u8] {
         self.tokens.get(id as usize).map_or(&[], |bytes| bytes)
+    }
+
+    /// The ids of a text, cut at random; `markers` come as special tokens, now and then as text.
+    pub fn cut(&self, random: &mut Random, text: &str, markers: &[&str]) -> Vec<u32> {
+        let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
+        while let Some(&byte) = rest.first() {
+            let marker = markers.iter().find(|marker| rest.starts_with(marker.as_bytes()));
+            let marker = marker.filter(|_| random.chance(90)).and_then(|marker| self.token_id(marker));
+            let piece = (256..self.size).find(|&id| rest.starts_with(self.bytes(id)));
+            let id = marker.or(piece.filter(|_| random.chance(50))).unwrap_or(byte.into());
+            rest = &rest[self.bytes(id).len()..];
+            ids.push(id);
+        }
+        ids
     }
 
     pub fn decode(&self, ids: &[u32], skip: bool) -> String {
@@ -100,7 +143,7 @@ impl Vocabulary for Bytes {
     }
 
     fn is_special(&self, id: u32) -> bool {
-        matches!(id, EOS | EOM)
+        (EOS..self.tokens.len() as u32).contains(&id)
     }
 
     fn eos_token_ids(&self) -> &[u32] {
@@ -112,7 +155,7 @@ impl Vocabulary for Bytes {
     }
 
     fn token_id(&self, token: &str) -> Option<u32> {
-        (0..=EOM).find(|&id| self.bytes(id) == token.as_bytes())
+        (0..self.tokens.len() as u32).find(|&id| self.bytes(id) == token.as_bytes())
     }
 }
 

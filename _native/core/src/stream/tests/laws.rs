@@ -148,7 +148,7 @@ fn stopped_early(vocabulary: &Arc<Bytes>, shown: &[u32], skip: bool, words: &[St
 
 /// The ids in some worker's messages: any cut, any of the forms, chunks repeated now and then. `scored`: with
 /// log probabilities, and those of this prompt.
-fn messages(
+pub fn messages(
     random: &mut Random,
     all: &[u32],
     finish: &str,

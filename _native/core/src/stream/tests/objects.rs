@@ -98,5 +98,6 @@ pub fn generated(options: &Options, object: &Value) -> Read {
         prompt: rows("input_token_logprobs", "input_top_logprobs"),
         entries,
         ids,
+        ..Read::default()
     }
 }

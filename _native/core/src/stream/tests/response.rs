@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use prost::Message;
 use serde_json::{Value, json};
 
+use super::calls::{Call, take_delta, take_message};
 use super::fixtures::Bytes;
 use super::objects::{generated, read_generate, read_text, take_text};
 use crate::stream::*;
@@ -76,10 +77,15 @@ pub fn ids(text: &str) -> Vec<u32> {
 }
 
 /// One choice's events put together again.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Read {
     pub role: bool,
     pub content: String,
+    pub reasoning: String,
+    /// By index; a `function_call` is one without an id.
+    pub calls: Vec<Call>,
+    /// What each delta said.
+    pub deltas: Vec<String>,
     pub finish: Option<String>,
     pub matched: Option<Value>,
     /// Usage on the finish event.
@@ -180,13 +186,10 @@ fn read_event(options: &Options, event: &Value, all: &mut Answer) {
         assert_eq!(choice["delta"], json!({"role": "assistant", "content": ""}), "the role comes first");
         assert_eq!(choice["finish_reason"], Value::Null);
         read.role = true;
-    } else if let Some(content) = delta.get("content") {
-        assert_eq!(delta.len(), 1);
+    } else if !delta.is_empty() {
         assert_eq!(choice.get("finish_reason"), Some(&Value::Null));
-        assert_ne!(content, "", "no empty delta");
-        read.content.push_str(content.as_str().unwrap());
+        take_delta(options, read, delta);
     } else {
-        assert!(delta.is_empty());
         read.finish = Some(choice["finish_reason"].as_str().unwrap().to_owned());
         read.matched = choice.get("matched_stop").cloned();
         read.usage = usage.filter(|usage| !usage.is_null());
@@ -216,15 +219,13 @@ pub fn read_whole(options: &Options, bytes: &[u8]) -> Answer {
             continue;
         }
         let message = choice["message"].as_object().unwrap();
-        assert_eq!(message.keys().collect::<Vec<_>>(), ["role", "content", "refusal"]);
-        assert_eq!(message["refusal"], Value::Null);
         let mut read = Read {
             role: message["role"] == "assistant",
-            content: message["content"].as_str().unwrap().to_owned(),
             finish: Some(choice["finish_reason"].as_str().unwrap().to_owned()),
             matched: choice.get("matched_stop").cloned(),
             ..Read::default()
         };
+        take_message(options, &mut read, message);
         take_logprobs(&mut read, choice.get("logprobs").expect("always there"));
         assert_eq!(all.choices.insert(index, read), None);
     }

@@ -248,7 +248,7 @@ fn the_bytes_of_all_entries_are_the_text() {
     let text = "STAR 日本語 👩‍👩‍👧 é\n<|end|>";
     let all = tokenizer.encode(text, false).unwrap();
     let options = options(json!({"logprobs": 0, "skip_special_tokens": false}));
-    let mut stream: Stream = Stream::new(tokenizer, options.clone());
+    let mut stream: Stream = Stream::new(tokenizer, options.clone()).unwrap();
     for (at, id) in all.iter().enumerate() {
         stream.feed(0, &halves(&[*id], at as u32 + 1)).unwrap();
     }
