@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
