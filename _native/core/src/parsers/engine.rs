@@ -14,7 +14,7 @@ use super::json::{End, Json};
 use super::object::{Object, Turn};
 use super::parameters::{Edge, ParameterMarkers, Reader};
 use super::python::{self, List};
-use super::scan::{Markers, Match};
+use super::scan::{Markers, Match, window};
 use super::syntax::{Bare, Body, Frame, Frames, Head};
 use super::{Sink, Tools};
 
@@ -335,7 +335,7 @@ impl Engine {
     fn name(&mut self, buf: &str, last: bool, sink: &mut dyn Sink) -> Went {
         let Some((frame, markers)) = self.frame() else { return Went::Astray };
         let (Head::Name(head) | Head::Either(head)) = &frame.head else { return Went::Astray };
-        let rest = &buf[self.pos..];
+        let rest = window(&buf[self.pos..], LONGEST_NAME);
         // Blanks before a name may be what ends one.
         let blank = rest.len() - rest.trim_start().len();
         let seen = markers.name.find(&rest[blank..], last);

@@ -110,7 +110,7 @@ pub struct ReasoningParser(Machine);
 enum Machine {
     None,
     Tags(TagMachine),
-    Harmony(Harmony),
+    Harmony(Box<Harmony>),
 }
 
 impl ReasoningParser {
@@ -124,7 +124,7 @@ impl ReasoningParser {
                 if starts_inside {
                     harmony.start_inside();
                 }
-                Machine::Harmony(harmony)
+                Machine::Harmony(Box::new(harmony))
             }
         })
     }
@@ -214,7 +214,7 @@ impl TagMachine {
         self.pad.push_str(&rest[..blank]);
         if text.starts_with(self.tags.open) {
             self.pad.clear();
-            self.place = Place::Inside;
+            self.place = Place::Opened;
             return Some(blank + self.tags.open.len());
         }
         if self.tags.open.starts_with(text) && !last {
