@@ -11,8 +11,9 @@ use std::sync::Arc;
 
 use super::calls::Calls;
 use super::json::{End, Json};
+use super::markers::FrameMarkers;
 use super::object::{Object, Turn};
-use super::parameters::{Edge, ParameterMarkers, Reader};
+use super::parameters::{Edge, Reader};
 use super::python::{self, List};
 use super::scan::{Markers, Match, window};
 use super::syntax::{Bare, Body, Frame, Frames, Head};
@@ -52,18 +53,6 @@ enum Went {
     Nowhere,
     /// This is no call.
     Astray,
-}
-
-/// Markers of a frame, ready to search for.
-#[derive(Debug)]
-struct FrameMarkers {
-    between: Markers,
-    name: Markers,
-    /// What ends arguments: of the call and of the block.
-    ends: Markers,
-    /// Where JSON arguments begin, or end without having begun.
-    arguments: Markers,
-    parameters: Option<ParameterMarkers>,
 }
 
 #[derive(Debug)]
@@ -465,26 +454,6 @@ impl Engine {
             python::Turn::Wrong | python::Turn::Last => self.state = State::Text,
         }
         Went::On
-    }
-}
-
-impl FrameMarkers {
-    fn new(frame: &'static Frame, openers: impl Iterator<Item = &'static str>) -> Self {
-        let ends = || frame.end.iter().chain(frame.close).copied();
-        let name = match &frame.head {
-            Head::Json => Markers::new([]),
-            Head::Name(name) | Head::Either(name) => {
-                Markers::new(name.ends.iter().chain(name.stops).copied())
-            }
-        };
-        let others = || ends().chain([frame.open, frame.call].into_iter().flatten().copied());
-        let parameters = match &frame.body {
-            Body::Json => None,
-            Body::Parameters(syntax) => Some(ParameterMarkers::new(syntax, others())),
-        };
-        let arguments = Markers::new(ends().chain(["{"]));
-        let between = Markers::new(ends().chain(frame.call.iter().copied()).chain(openers));
-        Self { between, name, ends: Markers::new(ends()), arguments, parameters }
     }
 }
 

@@ -82,6 +82,13 @@ static FORMATS: &[ReasoningFormat] = &[
             cut: &["<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"],
         }),
     },
+    ReasoningFormat {
+        name: "mistral",
+        aliases: &[],
+        tokens: &["[THINK]", "[/THINK]"],
+        always: false,
+        syntax: Syntax::Tags(Tags { open: "[THINK]", close: "[/THINK]", cut: &["[TOOL_CALLS]"] }),
+    },
     format("nemotron", &["nano_v3", "nemotron_3"], false, &[]),
     ReasoningFormat {
         name: "gpt-oss",

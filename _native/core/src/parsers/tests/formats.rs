@@ -330,6 +330,8 @@ fn models_are_known_by_name() {
         ("openai/gpt-oss-120b", Some("gpt-oss"), Some("gpt-oss")),
         ("CohereLabs/c4ai-command-a-03-2025", Some("cohere"), Some("cohere")),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B", Some("nemotron"), Some("nemotron")),
+        ("mistralai/Magistral-Small-2509", Some("mistral"), Some("mistral")),
+        ("mistralai/Mistral-Nemo-Instruct-2407", Some("mistral"), None),
         ("SmolLM2-135M-Instruct", None, None),
     ] {
         let found = detect(model);
