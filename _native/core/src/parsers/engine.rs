@@ -90,7 +90,7 @@ impl Engine {
             let bare: &[&str] = match frames.bare {
                 Bare::Json => &["{", "["],
                 Bare::Python => &["["],
-                Bare::No | Bare::JsonFirst => &[],
+                Bare::No | Bare::JsonFirst | Bare::JsonOnly => &[],
             };
             framed.chain(frames.erase).chain(bare).copied()
         };
@@ -212,7 +212,7 @@ impl Engine {
                 self.pos += blank;
                 return Went::On;
             }
-            if self.frames.bare == Bare::JsonFirst && rest.starts_with(['{', '[']) {
+            if matches!(self.frames.bare, Bare::JsonFirst | Bare::JsonOnly) && rest.starts_with(['{', '[']) {
                 return self.open_bare();
             }
         }
@@ -259,7 +259,8 @@ impl Engine {
 
     fn open_object(&mut self) -> Went {
         self.mark.get_or_insert(Mark { at: self.pos, skip: 1 });
-        self.state = State::Object(Object::new(self.frame.is_none()));
+        let strict = self.frame.is_none() && self.frames.bare != Bare::JsonOnly;
+        self.state = State::Object(Object::new(strict));
         Went::On
     }
 

@@ -301,6 +301,10 @@ fn constrained_output_is_calls() {
     let answer = read(array, text);
     assert_eq!(answer.calls.len(), 2);
     assert_eq!(answer.content, "");
+    let other =
+        read(array, "[{\"name\": \"other\", \"parameters\": {}}, {\"name\": \"ping\", \"parameters\": {}}]");
+    assert_eq!((other.content.as_str(), other.calls.len()), ("", 1));
+    assert_eq!(read(array, "[1, 2]").content, "[1, 2]");
     let named = || Parser::Constrained(ConstrainedParser::named("search", tools(true)));
     let answer = read(named, " {\"limit\": 1}\n");
     assert_eq!(answer.calls, [("search".to_owned(), "{\"limit\": 1}".to_owned())]);
