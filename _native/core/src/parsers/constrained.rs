@@ -8,9 +8,9 @@ use super::json::{End, Json};
 use super::syntax::{Bare, Frames};
 use super::{Sink, Tools};
 
-static ARRAY: Frames = Frames { frames: &[], bare: Bare::JsonFirst, erase: &[] };
+static ARRAY: Frames = Frames { frames: &[], bare: Bare::JsonOnly, erase: &[] };
 
-/// Reads output that a constraint has shaped. Only the tools given come out. A fresh one for each choice.
+/// Reads output that a constraint has shaped. Only calls of the tools given come out. A fresh one for each choice.
 #[derive(Debug)]
 pub struct ConstrainedParser(Machine);
 

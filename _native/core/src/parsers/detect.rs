@@ -48,10 +48,11 @@ const MODELS: &[(&str, Option<&str>, Option<&str>)] = &[
     ("llama4", Some("pythonic"), None),
     ("llama-3", Some("llama"), None),
     ("llama3", Some("llama"), None),
+    ("magistral", Some("mistral"), Some("mistral")),
+    ("reasoning-2512", Some("mistral"), Some("mistral")),
     ("mixtral", Some("mistral"), None),
     ("mistral", Some("mistral"), None),
     ("ministral", Some("mistral"), None),
-    ("magistral", Some("mistral"), None),
     ("devstral", Some("mistral"), None),
 ];
 

@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use super::calls::Calls;
 use super::json::{End, Json};
+use super::markers::FrameMarkers;
 use super::object::{Object, Turn};
-use super::parameters::{Edge, ParameterMarkers, Reader};
+use super::parameters::{Edge, Reader};
 use super::python::{self, List};
-use super::scan::{Markers, Match};
+use super::scan::{Markers, Match, window};
 use super::syntax::{Bare, Body, Frame, Frames, Head};
 use super::{Sink, Tools};
 
@@ -54,18 +55,6 @@ enum Went {
     Astray,
 }
 
-/// Markers of a frame, ready to search for.
-#[derive(Debug)]
-struct FrameMarkers {
-    between: Markers,
-    name: Markers,
-    /// What ends arguments: of the call and of the block.
-    ends: Markers,
-    /// Where JSON arguments begin, or end without having begun.
-    arguments: Markers,
-    parameters: Option<ParameterMarkers>,
-}
-
 #[derive(Debug)]
 pub struct Engine {
     frames: &'static Frames,
@@ -101,7 +90,7 @@ impl Engine {
             let bare: &[&str] = match frames.bare {
                 Bare::Json => &["{", "["],
                 Bare::Python => &["["],
-                Bare::No | Bare::JsonFirst => &[],
+                Bare::No | Bare::JsonFirst | Bare::JsonOnly => &[],
             };
             framed.chain(frames.erase).chain(bare).copied()
         };
@@ -223,7 +212,7 @@ impl Engine {
                 self.pos += blank;
                 return Went::On;
             }
-            if self.frames.bare == Bare::JsonFirst && rest.starts_with(['{', '[']) {
+            if matches!(self.frames.bare, Bare::JsonFirst | Bare::JsonOnly) && rest.starts_with(['{', '[']) {
                 return self.open_bare();
             }
         }
@@ -270,7 +259,8 @@ impl Engine {
 
     fn open_object(&mut self) -> Went {
         self.mark.get_or_insert(Mark { at: self.pos, skip: 1 });
-        self.state = State::Object(Object::new(self.frame.is_none()));
+        let strict = self.frame.is_none() && self.frames.bare != Bare::JsonOnly;
+        self.state = State::Object(Object::new(strict));
         Went::On
     }
 
@@ -335,7 +325,7 @@ impl Engine {
     fn name(&mut self, buf: &str, last: bool, sink: &mut dyn Sink) -> Went {
         let Some((frame, markers)) = self.frame() else { return Went::Astray };
         let (Head::Name(head) | Head::Either(head)) = &frame.head else { return Went::Astray };
-        let rest = &buf[self.pos..];
+        let rest = window(&buf[self.pos..], LONGEST_NAME);
         // Blanks before a name may be what ends one.
         let blank = rest.len() - rest.trim_start().len();
         let seen = markers.name.find(&rest[blank..], last);
@@ -465,26 +455,6 @@ impl Engine {
             python::Turn::Wrong | python::Turn::Last => self.state = State::Text,
         }
         Went::On
-    }
-}
-
-impl FrameMarkers {
-    fn new(frame: &'static Frame, openers: impl Iterator<Item = &'static str>) -> Self {
-        let ends = || frame.end.iter().chain(frame.close).copied();
-        let name = match &frame.head {
-            Head::Json => Markers::new([]),
-            Head::Name(name) | Head::Either(name) => {
-                Markers::new(name.ends.iter().chain(name.stops).copied())
-            }
-        };
-        let others = || ends().chain([frame.open, frame.call].into_iter().flatten().copied());
-        let parameters = match &frame.body {
-            Body::Json => None,
-            Body::Parameters(syntax) => Some(ParameterMarkers::new(syntax, others())),
-        };
-        let arguments = Markers::new(ends().chain(["{"]));
-        let between = Markers::new(ends().chain(frame.call.iter().copied()).chain(openers));
-        Self { between, name, ends: Markers::new(ends()), arguments, parameters }
     }
 }
 

@@ -10,7 +10,7 @@
 
 use super::calls::Calls;
 use super::json::{End, Json};
-use super::scan::{Markers, Seen};
+use super::scan::{Markers, Seen, window};
 use super::{Sink, Tools};
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub const TOKENS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"];
 
 /// Longest header in bytes.
-const LONGEST_HEADER: usize = 512;
+const LONGEST_HEADER: usize = 256;
 
 #[derive(Debug)]
 enum State {
@@ -163,7 +163,7 @@ impl Harmony {
     /// What has no `<|message|>` is no header.
     fn header(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> bool {
         let first = if rest.starts_with("<|start|>") { "<|start|>" } else { "<|channel|>" };
-        let seen = self.header.find(&rest[first.len()..], last);
+        let seen = self.header.find(window(&rest[first.len()..], LONGEST_HEADER), last);
         let upto = first.len() + seen.upto;
         match seen.marker {
             Some("<|message|>") if upto <= LONGEST_HEADER => {
@@ -227,10 +227,8 @@ impl Harmony {
     }
 
     fn end_call(&mut self, seen: &Seen, sink: &mut dyn Sink) -> bool {
-        if seen.marker.is_some() {
-            if let Some(calls) = &mut self.calls {
-                calls.end(sink);
-            }
+        if let (Some(_), Some(calls)) = (seen.marker, &mut self.calls) {
+            calls.end(sink);
         }
         self.behind(seen)
     }

@@ -18,6 +18,7 @@ mod formats;
 mod harmony;
 mod json;
 mod literal;
+mod markers;
 mod object;
 mod parameters;
 mod python;

@@ -155,10 +155,9 @@ impl Object {
         };
         fits.then_some(())?;
         self.inside(self.field);
-        if self.field == Field::Arguments && byte == b'{' {
-            if let Some(name) = &self.name {
-                calls.begin(name, sink);
-            }
+        match &self.name {
+            Some(name) if self.field == Field::Arguments && byte == b'{' => calls.begin(name, sink),
+            _ => {}
         }
         Some(())
     }

@@ -4,7 +4,7 @@ use super::Sink;
 use super::calls::Calls;
 use super::engine::LONGEST_NAME;
 use super::json::{push_escaped, push_string};
-use super::scan::Markers;
+use super::scan::{Markers, window};
 use super::syntax::{Parameters, Trim};
 use super::tools::Types;
 use super::values;
@@ -129,7 +129,7 @@ impl Reader {
     }
 
     fn key(&mut self, text: &str, markers: &ParameterMarkers, last: bool, calls: &Calls) -> (usize, Edge) {
-        let seen = markers.key_end.find(text, last);
+        let seen = markers.key_end.find(window(text, LONGEST_NAME), last);
         if seen.upto > LONGEST_NAME {
             self.state = State::Between;
             return (0, Edge::On);
@@ -148,7 +148,7 @@ impl Reader {
     }
 
     fn attributes(&mut self, text: &str, last: bool) -> (usize, Edge) {
-        let end = text.find('>').filter(|&end| end <= LONGEST_NAME);
+        let end = window(text, LONGEST_NAME).find('>').filter(|&end| end <= LONGEST_NAME);
         if end.is_none() && !last && text.len() <= LONGEST_NAME {
             return (0, Edge::More);
         }

@@ -89,6 +89,13 @@ static FORMATS: &[ReasoningFormat] = &[
             cut: &["<|START_ACTION|>", "<|START_RESPONSE|>", "<|START_TEXT|>"],
         }),
     },
+    ReasoningFormat {
+        name: "mistral",
+        aliases: &[],
+        tokens: &["[THINK]", "[/THINK]"],
+        always: false,
+        syntax: Syntax::Tags(Tags { open: "[THINK]", close: "[/THINK]", cut: &["[TOOL_CALLS]"] }),
+    },
     format("nemotron", &["nano_v3", "nemotron_3"], false, &[]),
     ReasoningFormat {
         name: "gpt-oss",
@@ -117,7 +124,7 @@ pub struct ReasoningParser(Machine);
 enum Machine {
     None,
     Tags(TagMachine),
-    Harmony(Harmony),
+    Harmony(Box<Harmony>),
 }
 
 impl ReasoningParser {
@@ -138,7 +145,7 @@ impl ReasoningParser {
                 if starts_inside == Some(true) {
                     harmony.start_inside();
                 }
-                Machine::Harmony(harmony)
+                Machine::Harmony(Box::new(harmony))
             }
         })
     }
@@ -246,7 +253,7 @@ impl TagMachine {
         self.pad.push_str(&rest[..blank]);
         if text.starts_with(self.tags.open) {
             self.pad.clear();
-            self.place = Place::Inside;
+            self.place = Place::Opened;
             return Some(blank + self.tags.open.len());
         }
         if self.tags.open.starts_with(text) && !last {

@@ -66,6 +66,15 @@ impl Markers {
     }
 }
 
+/// As much of a text as decides whether a marker comes within `bytes`: no marker is longer than 128 bytes.
+pub fn window(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes + 128);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Match {
     Whole(&'static str),

@@ -55,7 +55,9 @@ pub enum Bare {
     No,
     /// A JSON object or array of calls that begins the text or follows a call.
     JsonFirst,
-    /// The same anywhere in the text.
+    /// The same, and a constraint says that the text is calls: other tools' are dropped.
+    JsonOnly,
+    /// The same as `JsonFirst` anywhere in the text.
     Json,
     /// `[name(key=value), …]` anywhere in the text.
     Python,

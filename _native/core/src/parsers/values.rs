@@ -25,17 +25,10 @@ fn typed(text: &str, types: Types) -> Option<String> {
     if types.has(Types::NULL) && matches!(lower.as_str(), "null" | "none") {
         return Some("null".to_owned());
     }
-    if types.has(Types::INTEGER)
-        && text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit())
-    {
-        if let Some(number) = literal::number(text) {
-            return Some(number);
-        }
-    }
-    if types.has(Types::NUMBER) || types.has(Types::INTEGER) && !types.has(Types::STRING) {
-        if let Some(number) = literal::number(text) {
-            return Some(number);
-        }
+    let integer = || text.trim_start_matches(['+', '-']).bytes().all(|byte| byte.is_ascii_digit());
+    let narrow = types.has(Types::INTEGER) && (!types.has(Types::STRING) || integer());
+    if let Some(number) = literal::number(text).filter(|_| narrow || types.has(Types::NUMBER)) {
+        return Some(number);
     }
     if types.has(Types::BOOLEAN) && matches!(lower.as_str(), "true" | "false") {
         return Some(lower);

@@ -301,6 +301,10 @@ fn constrained_output_is_calls() {
     let answer = read(array, text);
     assert_eq!(answer.calls.len(), 2);
     assert_eq!(answer.content, "");
+    let other =
+        read(array, "[{\"name\": \"other\", \"parameters\": {}}, {\"name\": \"ping\", \"parameters\": {}}]");
+    assert_eq!((other.content.as_str(), other.calls.len()), ("", 1));
+    assert_eq!(read(array, "[1, 2]").content, "[1, 2]");
     let named = || Parser::Constrained(ConstrainedParser::named("search", tools(true)));
     let answer = read(named, " {\"limit\": 1}\n");
     assert_eq!(answer.calls, [("search".to_owned(), "{\"limit\": 1}".to_owned())]);
@@ -330,6 +334,8 @@ fn models_are_known_by_name() {
         ("openai/gpt-oss-120b", Some("gpt-oss"), Some("gpt-oss")),
         ("CohereLabs/c4ai-command-a-03-2025", Some("cohere"), Some("cohere")),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B", Some("nemotron"), Some("nemotron")),
+        ("mistralai/Magistral-Small-2509", Some("mistral"), Some("mistral")),
+        ("mistralai/Mistral-Nemo-Instruct-2407", Some("mistral"), None),
         ("SmolLM2-135M-Instruct", None, None),
     ] {
         let found = detect(model);

@@ -23,8 +23,10 @@ fn thinking_in_tags() {
     }
     for format in ["deepseek_r1", "qwen3_thinking", "step3", "minimax", "kimi_k2"] {
         check(format, false, "why</think>so", "why", "so");
+        check(format, true, "<think>\n<think>why</think>so", "why", "so");
         check(format, true, "<think>\nwhy</think>so", "\nwhy", "so");
     }
+    check("mistral", false, "[THINK]why[/THINK]so", "why", "so");
     check("kimi", false, "◁think▷why◁/think▷so", "why", "so");
     check("cohere", false, "<|START_THINKING|>why<|END_THINKING|>so", "why", "so");
     check("passthrough", true, "<think>why</think>so", "", "<think>why</think>so");
@@ -41,6 +43,7 @@ fn what_waits_comes_out_at_the_end() {
 #[test]
 fn a_call_ends_thinking_where_its_marker_is_a_token() {
     check("kimi_k2", true, "why<|tool_calls_section_begin|>x", "why", "<|tool_calls_section_begin|>x");
+    check("mistral", true, "why[TOOL_CALLS]ping[ARGS]{}", "why", "[TOOL_CALLS]ping[ARGS]{}");
     check("base", true, "why</think><tool_call>{}", "why", "<tool_call>{}");
 }
 
