@@ -195,6 +195,8 @@ enum Place {
     /// Thinking is open, and nothing but blanks so far: a model may open it again.
     Opened,
     Inside,
+    /// The thinking has ended: blanks up to the answer are the format's, not the answer's.
+    Behind,
     Outside,
 }
 
@@ -239,6 +241,13 @@ impl TagMachine {
         match self.place {
             Place::Start | Place::Opened => self.start(rest, last, sink),
             Place::Inside => self.inside(rest, last, sink),
+            Place::Behind => {
+                let answer = rest.trim_start();
+                if !answer.is_empty() {
+                    self.place = Place::Outside;
+                }
+                Some(rest.len() - answer.len())
+            }
             Place::Outside => {
                 sink.content(rest);
                 Some(rest.len())
@@ -276,7 +285,7 @@ impl TagMachine {
             sink.reasoning(&rest[..seen.upto]);
         }
         let Some(marker) = seen.marker else { return (seen.upto > 0).then_some(seen.upto) };
-        self.place = Place::Outside;
+        self.place = Place::Behind;
         Some(seen.upto + if marker == self.tags.close { marker.len() } else { 0 })
     }
 }

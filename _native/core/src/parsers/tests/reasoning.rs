@@ -14,7 +14,7 @@ fn check(format: &str, inside: bool, text: &str, reasoning: &str, content: &str)
 #[test]
 fn thinking_in_tags() {
     for format in ["base", "qwen3", "glm45", "nemotron"] {
-        check(format, false, "<think>why\n</think>\n\nso", "why\n", "\n\nso");
+        check(format, false, "<think>why\n</think>\n\nso", "why\n", "so");
         check(format, false, "\n<think>why</think>so", "why", "so");
         check(format, false, "no thinking", "", "no thinking");
         check(format, false, "about <think> tags", "", "about <think> tags");

@@ -139,6 +139,14 @@ fn tokens_of_the_reasoning() {
         count(&both(&thinking(json!({})), &[encode(close)]))
     };
     assert_eq!((told(2, &text), told(9, &text), told(9, &text[..5])), (json!(2), json!(7), json!(5)));
+    // Nor does one choice's odd count spoil the sum.
+    let mut stream = stream(thinking(json!({"choices": 2, "streaming": false})));
+    for (choice, tokens) in [(0, 9), (1, 0)] {
+        let mut close = complete_of(&text, 7, "stop", None);
+        close.reasoning_tokens = tokens;
+        stream.feed(choice, &encode(close)).unwrap();
+    }
+    assert_eq!((stream.stats().usage.reasoning, stream.stats().usage.completion), (7 + 4, 14));
     // Behind a stop word nothing counts.
     let stopping = thinking(json!({"stop": ["d"]}));
     let mut close = complete_of(&text, 7, "stop", None);
