@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.flow import tcp_pair
+from wsgi_router.api import body
 from wsgi_router.api.body import LastWords, much_unread, read_body
+from wsgi_router.errors import RequestTimeoutError
 
 
 @pytest.mark.parametrize(
@@ -39,11 +41,25 @@ def test_without_a_length_nothing_is_read_from_a_stream_that_may_not_end() -> No
     assert read_body({"wsgi.input": io.BytesIO(b"next request")}, 100) == b""
 
 
+def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = tcp_pair()
+    monkeypatch.setattr(body, "_SILENCE_SECONDS", 0.2)
+    theirs.sendall(b"abc")
+    with ours.makefile("rb") as stream:
+        environ = {"CONTENT_LENGTH": "10", "wsgi.input": stream, "gunicorn.socket": ours}
+        with pytest.raises(RequestTimeoutError):
+            read_body(environ, 100)
+    assert ours.gettimeout() is None
+    assert much_unread(environ), "its connection must not be used again"
+    ours.close()
+    theirs.close()
+
+
 def test_a_client_that_still_sends_gets_the_answer() -> None:
     """The answer goes out first, then what comes is dropped, then the connection is not used again."""
     ours, theirs = tcp_pair()
-    body = SimpleNamespace(failed=False)
-    words = LastWords(b"too large", {"wsgi.input": body, "gunicorn.socket": ours})
+    unread = SimpleNamespace(failed=False)
+    words = LastWords(b"too large", {"wsgi.input": unread, "gunicorn.socket": ours})
     answer: list[bytes] = []
 
     def send_then_read() -> None:
@@ -60,16 +76,16 @@ def test_a_client_that_still_sends_gets_the_answer() -> None:
     client.join(10)
     theirs.close()
     assert answer == [b"too large"]
-    assert body.failed
+    assert unread.failed
 
 
 def test_a_client_that_waits_is_not_waited_for_long() -> None:
     ours, theirs = tcp_pair()
-    body = SimpleNamespace(failed=False)
+    unread = SimpleNamespace(failed=False)
     start = time.monotonic()
-    assert list(LastWords(b"x", {"wsgi.input": body, "gunicorn.socket": ours})) == [b"x"]
+    assert list(LastWords(b"x", {"wsgi.input": unread, "gunicorn.socket": ours})) == [b"x"]
     assert time.monotonic() - start < 10
-    assert body.failed
+    assert unread.failed
     ours.close()
     theirs.close()
 

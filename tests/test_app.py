@@ -32,6 +32,9 @@ def events(answer: TestResponse) -> list[Any]:
 # Chat completions
 
 
+HUGE = "` - at `$.x" * 300_000
+
+
 def test_an_answer(make: Callable[..., App]) -> None:
     app = make(whole("good day"))
     answer = app.chat(max_tokens=20).get_json()
@@ -289,6 +292,27 @@ def test_an_unknown_model_is_refused_before_anything_is_tokenised(make: Callable
         app.chat(model='no"such\nmodel', messages=[{"role": "user", "content": "x" * 9000}]), 404
     )
     assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": HUGE, "content": "x"}]},
+        {"messages": [{"role": "user", "content": [{"type": HUGE}]}]},
+        {"model": HUGE},
+        {"reasoning_effort": HUGE},
+        {"seed": 10**4000},
+        {"tools": HUGE},
+    ],
+)
+def test_errors_repeat_a_little_of_what_was_sent(app: App, fields: dict[str, Any]) -> None:
+    start = time.monotonic()
+    assert len(app.chat(**fields).text) < 600
+    assert time.monotonic() - start < 2, "it holds up all other requests"
+
+
+def test_a_path_is_repeated_in_part(app: App) -> None:
+    assert len(error_of(app.client.get("/v1/" + "x" * 5000), 404)["message"]) < 200
 
 
 def test_a_prompt_that_is_too_long(app: App) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,17 +45,34 @@ def test_a_bad_setting_is_one_line(
         assert "WSGI_ROUTER_POLICY" in error
 
 
+@pytest.mark.parametrize("processes", ["abc", "0", "-1"])
+def test_a_bad_number_of_processes_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], processes: str
+) -> None:
+    monkeypatch.setenv("WEB_CONCURRENCY", processes)
+    monkeypatch.setattr(os, "execv", lambda *args: pytest.fail("started"))
+    assert cli.main(["serve"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "WEB_CONCURRENCY" in error
+
+
 def test_serve_becomes_gunicorn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     called: list[Any] = []
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(os, "execv", lambda *args: called.append(args[1]))
     cli.main(["serve", "--workers", "3"])
-    assert called[0][1:4] == ["-m", "gunicorn", "-c"]
-    assert called[0][-2:] == ["--workers", "3"]
-    assert called[0][4] == "gunicorn.conf.py"
+    # With -m, gunicorn's own folder comes first on the path of the master that USR2 makes.
+    assert called[0] == [
+        str(Path(sys.executable).with_name("gunicorn")),
+        "-c",
+        "gunicorn.conf.py",
+        "--workers",
+        "3",
+    ]
     monkeypatch.chdir(tmp_path)
     cli.main(["serve"])
-    assert called[1][4] == "python:wsgi_router.gunicorn_conf"
+    assert called[1][2] == "python:wsgi_router.gunicorn_conf"
     assert cli.main(["serve", "-c", str(tmp_path / "none.py")]) == 1
     with pytest.raises(SystemExit):
         cli.main(["check", "--workers", "3"])

@@ -61,11 +61,16 @@ def test_a_template_of_ones_own(folder: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: str) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{")
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ half(")
     cases = {
         "TOKENIZER_PATH": [
             Settings(tokenizer_path=str(path)) for path in (tmp_path, broken, tmp_path / "no")
         ],
-        "CHAT_TEMPLATE": [Settings(tokenizer_path=str(folder), chat_template=str(tmp_path / "no.jinja"))],
+        "CHAT_TEMPLATE": [
+            Settings(tokenizer_path=str(folder), chat_template=str(path))
+            for path in (tmp_path / "no.jinja", template, tmp_path)
+        ],
     }
     for settings in cases[named]:
         with pytest.raises(SettingsError, match=named) as caught:

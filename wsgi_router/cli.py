@@ -47,10 +47,21 @@ def _run(options: argparse.Namespace, rest: list[str]) -> int:
 def _serve(config: Path | None, rest: list[str]) -> int:
     """Becomes gunicorn's master. Returns only if there is no such configuration."""
     settings.load()
+    settings.processes(os.environ)
     if config is not None and not config.is_file():
         print(f"wsgi-router: there is no file {config}", file=sys.stderr)
         return 1
-    os.execv(sys.executable, [sys.executable, "-m", "gunicorn", "-c", _configuration(config), *rest])
+    command = [*gunicorn_command(), "-c", _configuration(config), *rest]
+    os.execv(command[0], command)
+
+
+def gunicorn_command() -> list[str]:
+    """What starts gunicorn: its script beside this interpreter, where there is one.
+
+    With `-m gunicorn` a new master after USR2 would find gunicorn's own modules in place of the library's.
+    """
+    script = Path(sys.executable).with_name("gunicorn")
+    return [str(script)] if os.access(script, os.X_OK) else [sys.executable, "-m", "gunicorn"]
 
 
 def _configuration(named: Path | None) -> str:

@@ -3,7 +3,8 @@
     RouterError                     status type                   code                      whose fault
     ├─ InvalidRequestError          400    invalid_request_error  invalid_value, …          client
     │  ├─ ContextLengthError        400    invalid_request_error  context_length_exceeded   client
-    │  └─ BodyTooLargeError         413    invalid_request_error  request_too_large         client
+    │  ├─ BodyTooLargeError         413    invalid_request_error  request_too_large         client
+    │  └─ RequestTimeoutError       408    invalid_request_error  request_timeout           client
     ├─ AuthenticationError          401    invalid_request_error  invalid_api_key           client
     ├─ PermissionDeniedError        403    invalid_request_error  permission_denied         client
     ├─ NotFoundError                404    invalid_request_error  not_found                 client
@@ -31,6 +32,7 @@ from typing import Final, NamedTuple
 
 _SDK_RETRIES: Final = frozenset({408, 409, 429})
 _MESSAGE_LIMIT: Final = 4096
+_SHOWN_CHARS: Final = 100
 RETRY_AFTER_SECONDS: Final = 1
 
 
@@ -80,6 +82,12 @@ def error_type(status: int) -> str:
     return "server_error" if status >= 500 else "invalid_request_error"
 
 
+def shown(value: object) -> str:
+    """`value` as a message may repeat it: a client's text may be as long as a request."""
+    text = str(value)
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "…"
+
+
 def _clean(text: str) -> str:
     """Bounded, and without lone surrogates, which would make an escaped JSON string that parsers refuse."""
     return text[:_MESSAGE_LIMIT].encode("utf-8", "replace").decode("utf-8")
@@ -97,6 +105,15 @@ class ContextLengthError(InvalidRequestError):
 class BodyTooLargeError(InvalidRequestError):
     status = 413
     code = "request_too_large"
+
+
+class RequestTimeoutError(InvalidRequestError):
+    status = 408
+    code = "request_timeout"
+    retryable = True
+
+    def __init__(self, message: str = "The request body did not come in time.") -> None:
+        super().__init__(message)
 
 
 class AuthenticationError(RouterError):
@@ -121,7 +138,7 @@ class ModelNotFoundError(NotFoundError):
     code = "model_not_found"
 
     def __init__(self, model: str) -> None:
-        super().__init__(f"The model `{model[:256]}` does not exist.", param="model")
+        super().__init__(f"The model `{shown(model)}` does not exist.", param="model")
 
 
 class MethodNotAllowedError(RouterError):

@@ -134,7 +134,17 @@ def load_tokenizer(settings: Settings) -> Tokenizer | None:
     try:
         return Tokenizer(settings.tokenizer_path, template)
     except NativeError as error:
-        raise SettingsError(f"TOKENIZER_PATH: {' '.join(error.message.split())}") from None
+        name = "TOKENIZER_PATH" if template is None or not _loads(settings) else "CHAT_TEMPLATE"
+        raise SettingsError(f"{name}: {' '.join(error.message.split())}") from None
+
+
+def _loads(settings: Settings) -> bool:
+    """Whether the tokenizer loads with its own chat template, so that the other one is at fault."""
+    try:
+        Tokenizer(settings.tokenizer_path, None)
+    except NativeError:
+        return False
+    return True
 
 
 def _read_template(path: str) -> str:

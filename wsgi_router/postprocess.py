@@ -136,6 +136,8 @@ _UNFINISHED: Final = "The worker's stream ended without a last message."
 
 def _upstream_error(item: Ended | RpcFailure | bytes) -> RouterError:
     assert isinstance(item, RpcFailure)
+    if runtime.drain.due():  # the connections were closed
+        return DrainingError()
     return UpstreamError.from_grpc(item.code, item.details)
 
 

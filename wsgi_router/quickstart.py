@@ -18,10 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from wsgi_router.cli import gunicorn_command
+
 ROOT = Path(__file__).parent.parent
 MODEL_NAME = "smollm2-135m-instruct"
 READY_SECONDS = 120.0
 STOP_SECONDS = 10.0
+# A closed terminal hangs up; the children, in sessions of their own, would not notice.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(Exception):
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if _taken(options.host, options.port):
         print(f"port {options.port} is in use; try: make run PORT={options.port + 1}", file=sys.stderr)
         return 1
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in SIGNALS:
         signal.signal(number, _interrupt)
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -43,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("\n== stopping", flush=True)
         return 0
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         _stop(children)
 
@@ -51,9 +55,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m wsgi_router.quickstart", description=main.__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="where the router listens")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=_port, default=8080)
     parser.add_argument("--model-dir", type=Path, default=ROOT / ".cache" / "smollm2")
     return parser.parse_args(arguments)
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 < number < 65536:
+        raise argparse.ArgumentTypeError(f"{number} is no port")
+    return number
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -81,7 +92,7 @@ def _serve(options: argparse.Namespace, children: list[subprocess.Popen[bytes]])
         "WSGI_ROUTER_TOKENIZER_PATH": str(options.model_dir / "tokenizer"),
         "WSGI_ROUTER_BIND": f"{options.host}:{options.port}",
     }
-    gunicorn = [sys.executable, "-m", "gunicorn", "-c", str(ROOT / "gunicorn.conf.py")]
+    gunicorn = [*gunicorn_command(), "-c", str(ROOT / "gunicorn.conf.py")]
     children.append(_start(gunicorn, environment))
     base = f"http://{options.host}:{options.port}"
     if not _wait_until_ready(f"{base}/readiness", children):
@@ -118,8 +129,8 @@ def _wait_until_ready(url: str, children: list[subprocess.Popen[bytes]]) -> bool
 
 
 def _invitation(base: str) -> str:
-    message = {"role": "user", "content": "Say hello."}
-    body = json.dumps({"model": MODEL_NAME, "stream": True, "messages": [message]})
+    message = {"role": "user", "content": "Say hello in five words."}
+    body = json.dumps({"model": MODEL_NAME, "stream": True, "temperature": 0, "messages": [message]})
     return f"""
 == ready. Paste this into another terminal (Ctrl-C here ends it all):
 

@@ -419,10 +419,18 @@ class Drain:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def begin(self, seconds: float) -> None:
-        """Streams may run for `seconds` more. Only the first call counts."""
-        if self.deadline is None:
-            self.deadline = time.monotonic() + seconds
-            call_later(max(seconds, 0.0), self._wake_all)
+        """Streams may run for `seconds` more. Of several calls the one that gives the least time counts."""
+        deadline = time.monotonic() + seconds
+        if self.deadline is None or deadline < self.deadline:
+            self.deadline = deadline
+            if seconds > 0:
+                call_later(seconds, self._wake_all)
+            else:  # maybe in a signal's handler, where no lock must be taken
+                self._wake_all()
+
+    def waiting(self) -> bool:
+        """Whether anything is still open."""
+        return bool(self._waiters)
 
     def subscribe(self, waiter: Wakeup) -> None:
         """`waiter` is set when the moment has come."""

@@ -16,6 +16,7 @@ LAST_WORDS_SECONDS: Final = 3.0
 """Streams end so long before graceful_timeout, at which gunicorn's master kills."""
 
 _LOOK_SECONDS: Final = 0.25
+_QUICK_SECONDS: Final = 1.0
 
 
 def start(worker: Any) -> None:
@@ -33,6 +34,14 @@ def start(worker: Any) -> None:
 def close() -> None:
     """Drops the connections to the workers."""
     close_all()
+
+
+def end_streams() -> None:
+    """Ends the open streams with an error event and [DONE]; waits a moment until they have."""
+    runtime.drain.begin(0.0)
+    end = time.monotonic() + _QUICK_SECONDS
+    while runtime.drain.waiting() and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def _watch(worker: Any) -> None:

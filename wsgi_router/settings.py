@@ -308,6 +308,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
     return Settings(**values)
 
 
+def processes(environ: Mapping[str, str]) -> int | None:
+    """The number in WEB_CONCURRENCY, gunicorn's own variable, if there is one. Raises SettingsError."""
+    given = environ.get("WEB_CONCURRENCY")
+    if not given:
+        return None
+    try:
+        return _integer(1, 4096)(given)
+    except ValueError as error:
+        raise SettingsError(f"WEB_CONCURRENCY: {error}") from None
+
+
 def _read_file(path: Path) -> dict[str, object]:
     try:
         return tomllib.loads(path.read_text("utf-8"))

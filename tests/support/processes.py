@@ -20,6 +20,7 @@ import grpc
 import httpx
 import psutil
 
+from wsgi_router.cli import gunicorn_command
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 
 ROOT = Path(__file__).parents[2]
@@ -176,7 +177,7 @@ class Router(Process):
             "WEB_CONCURRENCY": str(processes),
             **{f"WSGI_ROUTER_{name.upper()}": value for name, value in settings.items()},
         }
-        super().__init__([sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", *flags], environment)
+        super().__init__([*gunicorn_command(), "-c", "gunicorn.conf.py", *flags], environment)
 
     def wait_ready(self) -> None:
         self.require(lambda: self.status("/health") == 200, "answer on /health")

@@ -18,6 +18,7 @@ from wsgi_router.errors import (
     MethodNotAllowedError,
     NotFoundError,
     RouterError,
+    shown,
 )
 from wsgi_router.observability import CANCELLED, COMPLETE, FAILED, REFUSED
 
@@ -58,7 +59,7 @@ def install_error_handlers(app: Flask) -> None:
 
 def _http_error(error: HTTPException) -> Response:
     """Flask's own errors, those of routing above all."""
-    where = f"{request.method} {request.path[:256]}"
+    where = f"{shown(request.method)} {shown(request.path)}"
     if isinstance(error, MethodNotAllowed):
         allowed = ", ".join(sorted(error.valid_methods or ()))
         return error_response(MethodNotAllowedError(f"Not allowed to {where}.", allowed))

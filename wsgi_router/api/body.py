@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from wsgi_router import native, runtime
-from wsgi_router.errors import BodyTooLargeError, InvalidRequestError
+from wsgi_router.errors import BodyTooLargeError, InvalidRequestError, RequestTimeoutError
 
 _LOG = logging.getLogger(__name__)
 _READ: Final = "wsgi_router.body_read"
+_STALLED: Final = "wsgi_router.body_stalled"
+_SILENCE_SECONDS: Final = 60.0
+"""Longest wait for the next bytes of a body."""
 _SMALL: Final = 64 << 10
 _PIECE: Final = 1 << 20
 _LINGER_SECONDS: Final = 2.0
@@ -21,7 +25,7 @@ _LINGER_BYTES: Final = 256 << 20
 def read_body(environ: dict[str, Any], limit: int) -> bytes:
     """The whole body, at most `limit` bytes, of JSON that can be decoded without holding up other requests.
 
-    Raises BodyTooLargeError (413) or InvalidRequestError (400).
+    Raises BodyTooLargeError (413), RequestTimeoutError (408) or InvalidRequestError (400).
     """
     length = _content_length(environ)
     if length is None:
@@ -40,9 +44,11 @@ def read_body(environ: dict[str, Any], limit: int) -> bytes:
 
 
 def much_unread(environ: Mapping[str, Any]) -> bool:
-    """Whether a large body, or one of unknown size, is still to come."""
+    """Whether a large body, one of unknown size, or one that does not come, is still to come."""
     if environ.get(_READ):
         return False
+    if environ.get(_STALLED):
+        return True
     if "HTTP_TRANSFER_ENCODING" in environ:
         return True
     length = environ.get("CONTENT_LENGTH") or "0"
@@ -60,21 +66,42 @@ def _content_length(environ: Mapping[str, Any]) -> int | None:
     return int(text)
 
 
-def _read(environ: Mapping[str, Any], size: int) -> bytes:
-    pieces: list[bytes] = []
-    stream = environ["wsgi.input"]
+def _read(environ: dict[str, Any], size: int) -> bytes:
     try:
-        while size > 0:
-            piece = stream.read(min(size, _PIECE))
-            if not piece:
-                break
-            pieces.append(piece)
-            size -= len(piece)
-            if len(piece) == _PIECE:
-                runtime.breathe()  # a fast client's bytes are always there, so that reading never waits
+        with _bounded_silence(environ.get("gunicorn.socket")):
+            return _read_pieces(environ["wsgi.input"], size)
+    except TimeoutError:
+        environ[_STALLED] = True
+        raise RequestTimeoutError from None
     except Exception as error:  # each server has its own kind for a broken chunk or a lost client
         _LOG.debug("reading a body failed: %r", error)
         raise InvalidRequestError("The request body could not be read.", code="incomplete_body") from None
+
+
+@contextlib.contextmanager
+def _bounded_silence(sock: Any) -> Iterator[None]:
+    """Within, a read from the client's socket ends with TimeoutError when nothing comes."""
+    if sock is None:  # a server that lends none has bounds of its own
+        yield
+        return
+    before = sock.gettimeout()
+    sock.settimeout(_SILENCE_SECONDS)
+    try:
+        yield
+    finally:
+        sock.settimeout(before)
+
+
+def _read_pieces(stream: Any, size: int) -> bytes:
+    pieces: list[bytes] = []
+    while size > 0:
+        piece = stream.read(min(size, _PIECE))
+        if not piece:
+            break
+        pieces.append(piece)
+        size -= len(piece)
+        if len(piece) == _PIECE:
+            runtime.breathe()  # a fast client's bytes are always there, so that reading never waits
     return b"".join(pieces)
 
 

@@ -20,6 +20,8 @@ MAX_DEPTH: Final = 64
 """Levels of what is handed on to templates and workers."""
 
 _AT: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_AT_CHARS: Final = 1000  # more than any path of ours has
+_REASON_CHARS: Final = 200
 _MISSING: Final = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 _SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 
@@ -60,9 +62,11 @@ def convert(value: object, kind: type[T], at: str = "") -> T:
 
 def _refuse(text: str, at: str) -> NoReturn:
     """Raises for msgspec's text, such as "Expected `int`, got `str` - at `$.stop[1]`"."""
-    match = _AT.search(text)
+    match = _AT.search(text, max(len(text) - _AT_CHARS, 0))
     path = match["path"].removesuffix("[...]") if match else ""
-    reason = _AT.sub("", text)
+    reason = text[: match.start()] if match else text
+    if len(reason) > _REASON_CHARS:  # it repeats what the client sent
+        reason = reason[:_REASON_CHARS] + "…"
     if missing := _MISSING.match(reason):
         path = at + (f"{path}.{missing['field']}" if path else missing["field"])
         raise InvalidRequestError(

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
+from wsgi_router.errors import shown
 from wsgi_router.schema.decode import bad
 
 MAX_STOP: Final = 16
@@ -133,7 +134,7 @@ def _check_ranges(sampling: Sampling, max_choices: int, names: dict[str, str], m
         if number is not None and not in_range(field, number):
             bounds = f"at least {low}" if inclusive else f"greater than {low}"
             name = names[field]
-            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {number}.")
+            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {shown(number)}.")
     if sampling.top_k is not None and not in_range("top_k", sampling.top_k):
         name = names["top_k"]
         raise bad(name, f"'{name}' must be -1 (off), or at least 1 and at most {MAX_INT32}.")

@@ -75,8 +75,8 @@ impl<V: Vocabulary> Rules<V> {
 
     /// May the engine have stopped at this id? Then its text waits for the next message, which tells.
     fn may_end(&self, id: u32) -> bool {
-        let seen = || !self.hides(id) && (!self.skip_special || self.plan.is_marker(id));
-        let ends = || self.asked_for(id) || self.is_eos(id) || self.vocabulary.is_special(id) && seen();
+        let shown = !self.skip_special || self.plan.is_marker(id);
+        let ends = || self.asked_for(id) || self.is_eos(id) || shown && self.vocabulary.is_special(id);
         !self.ignore_eos && !self.keep && ends()
     }
 

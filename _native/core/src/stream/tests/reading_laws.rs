@@ -201,7 +201,7 @@ fn round(random: &mut Random, vocabulary: &Arc<Bytes>) -> bool {
 #[test]
 fn any_tokens_any_messages_any_form_make_the_same_answer() {
     let vocabulary = Bytes::new();
-    let rounds = std::env::var("STREAM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(1_000);
+    let rounds = std::env::var("STREAM_CASES").ok().and_then(|count| count.parse().ok()).unwrap_or(600);
     let mut called = 0;
     for seed in 0..rounds {
         let one = || round(&mut Random::new(seed), &vocabulary);

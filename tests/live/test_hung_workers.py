@@ -1,0 +1,55 @@
+"""Workers that stop answering, and workers that are only busy."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+
+import httpx
+
+from tests.live.test_chat import ask
+from tests.support.processes import Router, Worker, wait_until
+
+URL = "/v1/chat/completions"
+WAITS = {"first_token_timeout": "2", "health_timeout": "1", "health_interval": "0.5"}
+
+
+@contextlib.contextmanager
+def stopped(worker: Worker) -> Iterator[None]:
+    """Within, the worker's process stands still; its connections stay open."""
+    worker.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.send(signal.SIGCONT)
+
+
+def test_a_stopped_worker_of_two_is_passed_over(simulator_flags: tuple[str, ...]) -> None:
+    """One request at most waits in vain; then the others go to the worker that answers."""
+    with (
+        Worker(*simulator_flags) as first,
+        Worker(*simulator_flags) as second,
+        Router(first.url, second.url, **{**WAITS, "health_timeout": "60"}, policy="round_robin") as router,
+    ):
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 15, "two workers up")
+        with stopped(first):
+            body = ask("say-text", stream=True)
+            seen = [httpx.post(router.url + URL, json=body, timeout=30).status_code for _ in range(12)]
+            assert seen.count(504) == 1
+            assert seen.count(200) == 11
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 90, "two workers up again")
+
+
+def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...]) -> None:
+    """It misses one check, as one does that chews on a huge prompt; the router still has nobody better."""
+    with Worker(*simulator_flags) as worker, Router(worker.url, **{**WAITS, "health_timeout": "2"}) as router:
+        router.wait_serving()
+        with stopped(worker):
+            wait_until(lambda: router.metric("wsgi_router_worker_up") == 0, 15, "a missed check")
+            assert router.status("/readiness") == 200
+        start = time.monotonic()
+        assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
+        assert time.monotonic() - start < 20
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 1, 15, "up again")
