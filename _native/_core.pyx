@@ -25,13 +25,6 @@ TEMPLATE = WR_CODE_TEMPLATE
 FUEL = WR_CODE_FUEL
 WORKER = WR_CODE_WORKER
 
-if wr_abi_version() != WR_ABI_VERSION:
-    raise ImportError(
-        f"the extension was built for version {WR_ABI_VERSION} of the native core's ABI and is linked with "
-        f"version {wr_abi_version()}: build anew"
-    )
-
-
 class NativeError(Exception):
     """An error of the native core: ``code`` (``INVALID_REQUEST`` …), ``message``, ``param``."""
 
@@ -62,6 +55,12 @@ cdef dict facts():
     return json.loads(owned(told))
 
 
+if facts()["abi_version"] != WR_ABI_VERSION:
+    raise ImportError(
+        f"the extension was built for version {WR_ABI_VERSION} of the native core's ABI and is linked with "
+        f"version {facts()['abi_version']}: build anew"
+    )
+
 ITL_BOUNDS = tuple(facts()["itl_bounds"])
 
 
@@ -70,7 +69,7 @@ cdef inline const uint8_t *data_of(bytes data):
 
 
 def abi_version():
-    return wr_abi_version()
+    return facts()["abi_version"]
 
 
 def live_handles():

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 2
+#define WR_ABI_VERSION 3
 
 // Whose fault an error is and what the HTTP side makes of it.
 enum WrCode
@@ -84,10 +84,7 @@ typedef struct WrPreparedView {
   int64_t max_new_tokens;
 } WrPreparedView;
 
-// The ABI's version.
-uint32_t wr_abi_version(void);
-
-// Facts of this process as a JSON object (owned bytes): `live_handles` (`tokenizers`, `prepared`, `streams`) and
+// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`) and
 // `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 //
 // # Safety

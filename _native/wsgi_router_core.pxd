@@ -45,7 +45,6 @@ cdef extern from "wsgi_router_core.h" nogil:
         size_t body_len
         int64_t max_new_tokens
 
-    uint32_t wr_abi_version()
     void wr_facts(WrBytes *out)
     uint64_t wr_json_work(const uint8_t *data, size_t len)
     void wr_bytes_free(WrBytes bytes)

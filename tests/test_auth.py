@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wsgi_router.auth import check_key, guarded
-from wsgi_router.errors import AuthenticationError
+from wsgi_router.auth import check_admin, check_key, guarded
+from wsgi_router.errors import AuthenticationError, PermissionDeniedError
 
 KEYS = ("first", "second")
 
@@ -51,3 +51,16 @@ def test_keys_that_do_not(header: str | None) -> None:
 )
 def test_what_is_guarded(path: str, needed: bool) -> None:
     assert guarded(path) is needed
+
+
+def test_the_operators_key() -> None:
+    check_admin("root", "Bearer root")
+    for header in (None, "Bearer", "Bearer roo", "Bearer roott", "root"):
+        with pytest.raises(AuthenticationError):
+            check_admin("root", header)
+
+
+@pytest.mark.parametrize("header", [None, "Bearer ", "Bearer root"])
+def test_without_a_key_nobody_is_the_operator(header: str | None) -> None:
+    with pytest.raises(PermissionDeniedError):
+        check_admin("", header)

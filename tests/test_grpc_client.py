@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -111,6 +112,20 @@ def hung_scenario(port: int) -> None:
     transport.close()
 
 
+def embeds_scenario(port: int) -> None:
+    """Work that waits for its worker keeps no question about it waiting."""
+    transport, worker = transport_to(port)
+    codes: list[str] = []
+    for _ in range(100):
+        runtime.spawn(
+            lambda: codes.append(code_of(error_of(lambda: transport.unary(worker, "Embed", b"", 5))))
+        )
+    time.sleep(0.5)
+    assert seconds(lambda: transport.unary(worker, "GetLoads", b"x", 5)) < 3
+    assert not codes
+    transport.close()
+
+
 @both
 def test_calls(mode: str, worker: WorkerProcess) -> None:
     run(mode, calls_scenario, worker.port)
@@ -129,3 +144,8 @@ def test_nobody_listens(mode: str) -> None:
 @both
 def test_a_worker_that_hangs(mode: str, hung: HungWorkers) -> None:
     run(mode, hung_scenario, hung.ports[0])
+
+
+@both
+def test_embeddings_that_hang(mode: str, hung: HungWorkers) -> None:
+    run(mode, embeds_scenario, hung.ports[0])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from wsgi_router import preprocess
+from tests.support import tiny
+from wsgi_router import native, preprocess
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema import ChatRequest, parse_chat
+from wsgi_router.settings import Settings
 from wsgi_router.workers.worker import ModelCard
 
 CARD = ModelCard("m", context_length=4096, weight_version="w1")
@@ -156,3 +160,42 @@ def test_options_of_the_answer() -> None:
 def test_ids_of_answers_differ() -> None:
     ids = {preprocess.stream_options(request(), CARD, 1)["id"] for _ in range(100)}
     assert len(ids) == 100
+
+
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint", "value"),
+    [
+        ({}, None, ""),
+        ({"regex": "a+"}, "regex", "a+"),
+        ({"ebnf": "root ::= [é]"}, "ebnf_grammar", "root ::= [é]"),
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type":"object"}'),
+        (
+            {"structural_tag": {"format": {"type": "any_text"}}},
+            "structural_tag",
+            '{"type":"structural_tag","format":{"type":"any_text"}}',
+        ),
+        (
+            {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+            "json_schema",
+            '{"type":"object"}',
+        ),
+    ],
+)
+def test_the_worker_gets_the_constraint(
+    fields: dict[str, Any],
+    constraint: str | None,
+    value: str,
+    tmp_path: Path,
+) -> None:
+    tokenizer = native.Tokenizer(str(tiny.write(tmp_path)))
+    card = ModelCard("qwen3")
+    made = preprocess.prepare(request(**fields, logprobs=True, top_logprobs=3), card, tokenizer, Settings())
+    sent = pb.GenerateRequest.FromString(made.jobs[0].body)
+    assert sent.sampling_params.WhichOneof("constraint") == constraint
+    assert constraint is None or getattr(sent.sampling_params, constraint) == value
+    assert (sent.return_logprob, sent.top_logprobs_num, sent.logprob_start_len) == (True, 3, -1)
+    assert sent.require_reasoning
+    assert json.loads(made.stream_options)["reasoning_format"] == "qwen3"

@@ -157,6 +157,11 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
             "messages[0].tool_calls[0].function.name",
             MISSING,
         ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": ""}}]}]},
+            "messages[0].tool_calls[0].function.name",
+            VALUE,
+        ),
         ({"temperature": "hot"}, "temperature", TYPE),
         ({"temperature": True}, "temperature", TYPE),
         ({"temperature": 2.1}, "temperature", VALUE),
@@ -205,17 +210,12 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
         ({"reasoning_effort": "extreme"}, "reasoning_effort", VALUE),
         ({"metadata": "x"}, "metadata", TYPE),
         ({"user": 3}, "user", TYPE),
-        ({"tools": [{"type": "function"}]}, "tools", UNSUPPORTED),
         ({"tool_choice": "required"}, "tool_choice", VALUE),
         ({"tools": [], "tool_choice": "required"}, "tool_choice", VALUE),
-        ({"functions": [{"name": "f"}]}, "functions", UNSUPPORTED),
-        ({"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
-        ({"logprobs": True}, "logprobs", UNSUPPORTED),
-        ({"logprobs": 0}, "logprobs", UNSUPPORTED),
+        ({"logprobs": 0}, "logprobs", TYPE),
         ({"top_logprobs": 3}, "top_logprobs", VALUE),
         ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
         ({"verbosity": "low"}, "verbosity", UNSUPPORTED),
-        ({"regex": "a+"}, "regex", UNSUPPORTED),
         ({"lora_path": "x"}, "lora_path", UNSUPPORTED),
         ({"web_search_options": {}}, "web_search_options", UNSUPPORTED),
         ({"prediction": {"type": "content"}}, "prediction", UNSUPPORTED),
@@ -232,8 +232,8 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
     [
         {"top_p": "x", "temperature": "x", "min_p": "x"},
         {"temperature": "x", "min_p": "x", "top_p": "x"},
-        {"regex": "a", "lora_path": "b", "audio": {}},
-        {"audio": {}, "lora_path": "b", "regex": "a"},
+        {"lora_path": "b", "audio": {}},
+        {"audio": {}, "lora_path": "b"},
         {"user": 1, "metadata": 1, "store": 1},
         {"store": 1, "metadata": 1, "user": 1},
     ],
@@ -252,13 +252,12 @@ def test_bounds_are_told_in_full() -> None:
 
 @pytest.mark.parametrize("name", sorted(chat.NOT_SUPPORTED))
 def test_what_is_not_built_is_refused_by_name(name: str) -> None:
-    needed = {"tool_choice": {"tools": []}, "top_logprobs": {"logprobs": False}}.get(name, {})
-    error = refusal(body(**needed | {name: {"some": "thing"}}))
+    error = refusal(body(**{name: {"some": "thing"}}))
     assert error is not None
     assert error.param == name
-    assert refusal(body(**needed | {name: None})) is None
+    assert refusal(body(**{name: None})) is None
     for neutral in chat.NOT_SUPPORTED[name]:
-        assert refusal(body(**needed | {name: neutral})) is None
+        assert refusal(body(**{name: neutral})) is None
 
 
 def test_the_three_kinds_of_fields_do_not_overlap() -> None:
@@ -303,6 +302,18 @@ def test_further_keys_of_messages_reach_the_template() -> None:
 )
 def test_old_names_become_todays(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert parse(messages=[old]).raw_messages == [new]
+
+
+def test_keys_that_say_nothing_do_not_reach_the_template() -> None:
+    empty = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None, "name": None}
+    answered = {"role": "assistant", "content": "a", **empty}
+    called = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [CALL]}
+    request = parse(messages=[answered, called, {"role": "assistant", "content": "", "tool_calls": []}])
+    assert request.raw_messages == [
+        {"role": "assistant", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": ""},
+    ]
 
 
 JSON_VALUES = st.recursive(

@@ -45,6 +45,8 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("LOG_LEVEL", "DEBUG", "log_level", "debug"),
         ("WSGI_ROUTER_WORKERS", "[::1]:30001", "workers", ("grpc://[::1]:30001",)),
         ("WSGI_ROUTER_API_KEYS", "a,b", "api_keys", ("a", "b")),
+        ("WSGI_ROUTER_ADMIN_KEY", " root,key ", "admin_key", "root,key"),
+        ("WSGI_ROUTER_MAX_BATCH", "1", "max_batch", 1),
         ("WSGI_ROUTER_METRICS", "off", "metrics", False),
         ("WSGI_ROUTER_TOKEN_TIMEOUT", "1.5", "token_timeout", 1.5),
         ("WSGI_ROUTER_BIND", "unix:/run/router.sock", "bind", "unix:/run/router.sock"),
@@ -142,7 +144,7 @@ def test_public_addresses(bind: str, public: bool) -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    assert "secret" not in repr(settings.Settings(api_keys=("secret",)))
+    assert "secret" not in repr(settings.Settings(api_keys=("secret",), admin_key="secret"))
 
 
 def test_the_example_file_is_made_from_the_table() -> None:

@@ -1,4 +1,4 @@
-"""API keys: `Authorization: Bearer KEY`, compared in constant time."""
+"""API keys and the operator's key: `Authorization: Bearer KEY`, compared in constant time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from wsgi_router.errors import AuthenticationError
+from wsgi_router.errors import AuthenticationError, PermissionDeniedError
 
 _GUARDED: Final = ("/v1", "/generate")
 _SCHEME: Final = "bearer "
@@ -27,3 +27,11 @@ def check_key(keys: Sequence[str], authorization: str | None) -> None:
     matches = [hmac.compare_digest(encoded, key.encode()) for key in keys]
     if not any(matches):
         raise AuthenticationError("Incorrect API key provided.")
+
+
+def check_admin(key: str, authorization: str | None) -> None:
+    """For what concerns the workers themselves. Raises AuthenticationError unless the header holds `key`;
+    PermissionDeniedError if none is set."""
+    if not key:
+        raise PermissionDeniedError("This needs the setting WSGI_ROUTER_ADMIN_KEY, and none is set.")
+    check_key((key,), authorization)

@@ -1,5 +1,7 @@
 """From a prepared request to its open answer: leases, streams, the wait for the first event, one failover.
 
+A request is one job or several, one for each of its prompts; the choices of all of them count up from 0.
+
     Dispatcher.open ──▶ Generation ◀── wait/take/finish/close ── postprocess
                            │ one bounded queue
                            └── a reader (greenlet or thread) for each choice ◀── transport's stream
@@ -17,10 +19,11 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from wsgi_router import observability, runtime
+from wsgi_router.endings import Endings
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -55,13 +58,14 @@ class Ended:
 
 
 ENDED: Final = Ended()
-Ready = tuple[int, bytes | Ended | RpcFailure]
+Item = bytes | Ended | RpcFailure
+Ready = tuple[int, Item]
 
 
 class _Choice:
     """One RPC with its lease."""
 
-    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stream")
+    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stale", "stream")
 
     def __init__(
         self, index: int, request_id: str, lease: Lease, stream: MessageStream, patience: float
@@ -74,9 +78,22 @@ class _Choice:
         self.patience = patience  # longest silence after `last`, in seconds
         self.ended = False  # for the request; its reader may still wait for the RPC's end
         self.blocked = False  # its reader waits for room, so silence is not the worker's
+        self.stale = False  # another attempt has taken its place
 
     def __repr__(self) -> str:
         return f"<choice {self.index} {'open' if self.stream else 'ended'} {self.lease!r}>"
+
+
+class _Opening:
+    """A job whose first choice, number `index` of the request, has not had its first event yet."""
+
+    __slots__ = ("deadline", "index", "job", "tried")
+
+    def __init__(self, index: int, job: GenerateJob, deadline: float) -> None:
+        self.index = index
+        self.job = job
+        self.deadline = deadline
+        self.tried: list[Worker] = []
 
 
 class _Queue:
@@ -85,7 +102,7 @@ class _Queue:
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
-        self.ready: deque[Ready] = deque()
+        self.ready: deque[tuple[_Choice, Item]] = deque()
         self.wakeup = runtime.wakeup()
         self.room: deque[runtime.Wakeup] = deque()
         self.choices: dict[int, _Choice] = {}  # those not ended yet, by index
@@ -95,7 +112,7 @@ class _Queue:
     def read(self, choice: _Choice, stream: MessageStream) -> None:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
         ready, wake, limit = self.ready, self.wakeup.set, self.dispatcher.queue_size
-        index, clock, patience = choice.index, time.monotonic, self.dispatcher.token_timeout
+        clock, patience = time.monotonic, self.dispatcher.token_timeout
         worker = choice.lease.worker
         end: Ended | RpcFailure = ENDED
         try:
@@ -104,7 +121,7 @@ class _Queue:
                     continue
                 choice.last = worker.heard = clock()
                 choice.patience = patience
-                ready.append((index, message))
+                ready.append((choice, message))
                 wake()
                 if len(ready) >= limit:
                     self._wait_for_room(choice)
@@ -154,7 +171,7 @@ class _Queue:
             if self.choices.get(choice.index) is not choice:
                 return False
             if last is not None:
-                self.ready.append((choice.index, last))
+                self.ready.append((choice, last))
             del self.choices[choice.index]
             choice.ended = True
         choice.lease.release()
@@ -205,58 +222,16 @@ class _Queue:
         self.wakeup.set()
 
 
-class _Endings:
-    """Choices whose RPC has to end by itself within `seconds`, or is cancelled; one timer for all of them."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._due: dict[_Choice, float] = {}  # in the order of time
-        self._timed = False
-        self._lock = threading.Lock()
-
-    def watch(self, choice: _Choice) -> None:
-        with self._lock:
-            if choice.stream is None:
-                return
-            self._due[choice] = time.monotonic() + self._seconds
-            start, self._timed = not self._timed, True
-        if start:
-            runtime.call_later(self._seconds, self._look)
-
-    def forget(self, choice: _Choice) -> None:
-        """The RPC of `choice` has ended: its stream is None."""
-        with self._lock:
-            self._due.pop(choice, None)
-
-    def __len__(self) -> int:
-        return len(self._due)
-
-    def _look(self) -> None:
-        late: list[MessageStream] = []
-        now, pause = time.monotonic(), 0.0
-        with self._lock:
-            for choice, due in list(self._due.items()):
-                if due > now:
-                    pause = due - now
-                    break
-                del self._due[choice]
-                if choice.stream is not None:
-                    late.append(choice.stream)
-            self._timed = bool(self._due)
-            timed = self._timed
-        for stream in late:
-            stream.close()
-        if timed:
-            runtime.call_later(pause, self._look)
-
-
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
     def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None) -> None:
         self._queue = _Queue(dispatcher)
         self._client = client
-        self._subscribe()
+        self._opening: dict[int, _Opening] = {}  # by the index of their first choice
+        runtime.drain.subscribe(self._queue.wakeup)
+        if client is not None:
+            client.subscribe(self._queue.wakeup)
 
     @property
     def closed(self) -> bool:
@@ -307,15 +282,48 @@ class Generation:
         return True
 
     def take(self) -> list[Ready]:
-        """All that is ready, in order; empty if nothing is."""
-        queue = self._queue
+        """All that is ready, in order; empty if nothing is. Raises RouterError if a job cannot be started."""
+        queue, opening = self._queue, self._opening
         ready = queue.ready
         taken: list[Ready] = []
         while ready:
-            taken.append(ready.popleft())
+            choice, item = ready.popleft()
+            if not choice.stale and (not opening or self._begun(choice, item)):
+                taken.append((choice.index, item))
         if queue.room:
             queue.make_room()
         return taken
+
+    def _wait_for_start(self) -> None:
+        """Returns once the first event of an answer is ready. Raises RouterError."""
+        ready = self._queue.ready
+        while True:
+            while ready:
+                if self._begun(*ready[0]):
+                    return
+                ready.popleft()
+            self.wait()
+            if self.client_gone or self.closed:
+                raise ClientGone
+            if not ready and runtime.drain.due():
+                raise DrainingError
+
+    def _begun(self, choice: _Choice, item: Item) -> bool:
+        """Looks at what came of a choice. False if it is a failure, and another worker was asked instead."""
+        opening = self._opening.get(choice.index)
+        if opening is None or choice.stale:
+            return not choice.stale
+        dispatcher, worker = self._queue.dispatcher, choice.lease.worker
+        error = dispatcher.error_of(item)
+        if error is None:
+            del self._opening[choice.index]
+            dispatcher.start_others(self, opening, worker)
+            return True
+        choice.stale = True
+        self._queue.let_end(choice)
+        opening.tried.append(worker)
+        dispatcher.start(self, opening, error)
+        return False
 
     def finish(self, choice: int, cancel: bool) -> None:
         """A choice is done for the client. `cancel`: the worker still works on it and is told to stop."""
@@ -325,17 +333,6 @@ class Generation:
                 self._queue.cancel(found)
             else:
                 self._queue.let_end(found)
-
-    def _restart(self) -> None:
-        """Forgets a failed attempt; a queue of its own, so that nothing late of it comes into the answer."""
-        failed, self._queue = self._queue, _Queue(self._queue.dispatcher)
-        self._subscribe()
-        _close_all(failed, None)
-
-    def _subscribe(self) -> None:
-        runtime.drain.subscribe(self._queue.wakeup)
-        if self._client is not None:
-            self._client.subscribe(self._queue.wakeup)
 
     def close(self) -> None:
         """Cancels what is open, returns all leases, ends the readers. Idempotent."""
@@ -376,27 +373,38 @@ class Dispatcher:
         self.transport = transport
         self.queue_size = settings.queue_size
         self.token_timeout = settings.token_timeout
-        self.endings = _Endings(settings.close_timeout)
+        self.endings = Endings(settings.close_timeout)
         self.defer = runtime.deferrer()
         self._first_token_timeout = settings.first_token_timeout
         self._answer_timeout = settings.answer_timeout
         self._first_failure = first_failure
 
-    def open(self, job: GenerateJob, client: runtime.ClientWatch | None = None) -> Generation:
-        """The open answer to `job`, once the first event of its first choice is there; `client` is closed
-        with it. Raises RouterError if that event is a failure, after one other worker was asked where that
-        may help; ClientGone, DeadlineError, NoWorkerError, DrainingError.
+    def open(
+        self,
+        jobs: GenerateJob | Sequence[GenerateJob],
+        client: runtime.ClientWatch | None = None,
+        patience: float | None = None,
+    ) -> Generation:
+        """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
+
+        `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
+        one message is the whole answer). All jobs have as many choices.
+        Raises RouterError if a first event is a failure, after one other worker was asked where that may
+        help; ClientGone, DeadlineError, NoWorkerError, DrainingError. A job that fails so later, when another
+        one's answer has begun, makes `take` raise.
         """
+        jobs = (jobs,) if isinstance(jobs, GenerateJob) else jobs
+        if patience is None:
+            streamed = all(job.streamed for job in jobs)
+            patience = self._first_token_timeout if streamed else self._answer_timeout
+        deadline = time.monotonic() + patience
         generation = Generation(self, client)
         try:
-            worker = self._open_first(generation, job)
-            for index in range(1, job.choices):
-                # The prompt is in that worker's prefix cache now.
-                lease = worker.lease() if worker.available() else self.pool.select(job.model, job.hints)
-                self._add(generation, index, lease, job.body, self._first_token_timeout)
-        except RpcFailure as failure:
-            generation.close()
-            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+            for number, job in enumerate(jobs):
+                opening = _Opening(number * job.choices, job, deadline)
+                generation._opening[opening.index] = opening
+                self.start(generation, opening)
+            generation._wait_for_start()
         except BaseException:
             generation.close()
             raise
@@ -409,53 +417,42 @@ class Dispatcher:
         elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
             self.pool.report(worker, Event.CALL_UNREACHABLE)
 
-    def _open_first(self, generation: Generation, job: GenerateJob) -> Worker:
-        """Opens choice 0, on another worker if the first one fails; returns the worker that answered."""
-        seconds = self._first_token_timeout if job.streamed else self._answer_timeout
-        deadline = time.monotonic() + seconds
-        tried: list[Worker] = []
-        error: RouterError | None = None
-        while len(tried) < _ATTEMPTS:
+    def start(self, generation: Generation, opening: _Opening, error: RouterError | None = None) -> None:
+        """Asks a worker for a job's first choice; `error` is how the last attempt ended, if there was one.
+
+        Raises it where another worker would not help, or there is none.
+        """
+        job, tried = opening.job, opening.tried
+        while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
                 lease = self.pool.select(job.model, job.hints, exclude=tried)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
                 raise
-            if tried:
+            if error is not None:
+                _LOG.info("%s failed before its first event: %s", tried[-1].url, error.message)
                 observability.metrics().retries.inc()
-            error = self._attempt(generation, lease, job, deadline - time.monotonic())
-            if error is None:
-                return lease.worker
-            tried.append(lease.worker)
-            if not error.failover:
-                break
-            _LOG.info("%s failed before its first event: %s", lease.worker.url, error.message)
-        assert error is not None
+            try:
+                self._add(generation, opening.index, lease, job.body, opening.deadline - time.monotonic())
+                return
+            except RpcFailure as failure:
+                error = UpstreamError.from_grpc(failure.code, failure.details)
+                tried.append(lease.worker)
         raise error
 
-    def _attempt(
-        self, generation: Generation, lease: Lease, job: GenerateJob, patience: float
-    ) -> RouterError | None:
-        """Opens choice 0 on a worker and waits for its first event; returns the error if that is one."""
+    def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
+        """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
+        job = opening.job
         try:
-            self._add(generation, 0, lease, job.body, patience)
+            for index in range(opening.index + 1, opening.index + job.choices):
+                lease = worker.lease() if worker.available() else self.pool.select(job.model, job.hints)
+                self._add(generation, index, lease, job.body, self._first_token_timeout)
         except RpcFailure as failure:
-            return UpstreamError.from_grpc(failure.code, failure.details)
-        queue = generation._queue
-        while not queue.ready:
-            generation.wait()
-            if generation.client_gone or generation.closed:
-                raise ClientGone
-            if not queue.ready and runtime.drain.due():
-                raise DrainingError
-        error = self._error_of(queue.ready[0][1])
-        if error is not None:
-            generation.finish(0, cancel=False)
-            generation._restart()
-        return error
+            raise UpstreamError.from_grpc(failure.code, failure.details) from None
 
-    def _error_of(self, first: bytes | Ended | RpcFailure) -> RouterError | None:
+    def error_of(self, first: Item) -> RouterError | None:
+        """What a choice's first event says, if it is a failure."""
         if isinstance(first, RpcFailure):
             return UpstreamError.from_grpc(first.code, first.details)
         if isinstance(first, Ended):

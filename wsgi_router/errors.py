@@ -6,6 +6,7 @@
     │  ├─ BodyTooLargeError         413    invalid_request_error  request_too_large         client
     │  └─ RequestTimeoutError       408    invalid_request_error  request_timeout           client
     ├─ AuthenticationError          401    invalid_request_error  invalid_api_key           client
+    ├─ PermissionDeniedError        403    invalid_request_error  permission_denied         client
     ├─ NotFoundError                404    invalid_request_error  not_found                 client
     │  └─ ModelNotFoundError        404    invalid_request_error  model_not_found           client
     ├─ MethodNotAllowedError        405    invalid_request_error  method_not_allowed        client
@@ -121,6 +122,11 @@ class AuthenticationError(RouterError):
 
     def headers(self) -> dict[str, str]:
         return {**super().headers(), "WWW-Authenticate": "Bearer"}
+
+
+class PermissionDeniedError(RouterError):
+    status = 403
+    code = "permission_denied"
 
 
 class NotFoundError(RouterError):

@@ -28,6 +28,8 @@ _SERVICE: Final = "/sglang.grpc.scheduler.SglangScheduler/"
 _MESSAGE_BYTES: Final = 256 * 2**20
 _ABORTS_AT_ONCE: Final = 64
 _SPARE_UNARY_CALLS: Final = 16
+_EMBEDS_AT_ONCE: Final = 512
+"""Bounded apart from the other unary calls, as these may wait for a worker's queue for long."""
 
 
 @functools.cache
@@ -103,6 +105,7 @@ class GrpcTransport:
         self._lock = threading.Lock()
         bound = _SPARE_UNARY_CALLS + 2 * len(settings.workers)
         self._unary_slots = threading.BoundedSemaphore(bound)
+        self._embed_slots = threading.BoundedSemaphore(_EMBEDS_AT_ONCE)
         self._aborts: set[Any] = set()
 
     def open_stream(self, worker: Worker, request: bytes) -> GrpcStream:
@@ -113,7 +116,8 @@ class GrpcTransport:
             raise RpcFailure("UNAVAILABLE", str(error)) from None
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
-        if not self._unary_slots.acquire(timeout=timeout):
+        slots = self._embed_slots if method == "Embed" else self._unary_slots
+        if not slots.acquire(timeout=timeout):
             raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
         try:
             connection = self._connection(worker)
@@ -126,7 +130,7 @@ class GrpcTransport:
         except ValueError as error:
             raise RpcFailure("UNAVAILABLE", str(error)) from None
         finally:
-            self._unary_slots.release()
+            slots.release()
 
     def abort(self, worker: Worker, request_id: str) -> None:
         if len(self._aborts) >= _ABORTS_AT_ONCE:

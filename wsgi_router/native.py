@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 from typing import Final
 
@@ -46,6 +47,8 @@ __all__ = [
     "Stream",
     "Tokenizer",
     "check_work",
+    "decode",
+    "encode",
     "first_failure",
     "forget_preloaded",
     "live_handles",
@@ -60,13 +63,15 @@ _LOG = logging.getLogger(__name__)
 
 _INLINE_FUEL: Final = 50_000
 """Template steps of a few milliseconds at most; a longer rendering goes to the pool, with the full fuel."""
+_PROMPT: Final = re.compile(r"(?:prompt|input_ids|messages)(?![^\[])")
 _SLOW_BACKEND: Final = "tokenizers-0.23"
 _SLOW_INLINE_BYTES: Final = 4 * 1024
+_INLINE_IDS: Final = 16 * 1024
 
 
-def router_error(error: NativeError) -> RouterError:
-    """What an error of the core is to the client."""
-    param = error.param or None
+def router_error(error: NativeError, at: str | None = None) -> RouterError:
+    """What an error of the core is to the client. `at`: the path of the prompt, if it is none of messages."""
+    param = _renamed(error.param, at) or None
     if error.code == _core.INVALID_REQUEST:
         return InvalidRequestError(error.message, param=param)
     if error.code == _core.CONTEXT_LENGTH:
@@ -79,6 +84,13 @@ def router_error(error: NativeError) -> RouterError:
         return WorkerProtocolError(error.message)
     _LOG.error("the native core failed: %s", error.message)
     return InternalError()
+
+
+def _renamed(param: str, at: str | None) -> str:
+    """The core's name of a part of the job, as the client calls it."""
+    if at is not None and (found := _PROMPT.match(param)):
+        return at + param[found.end() :]
+    return param
 
 
 MOST_WORK: Final = 1_600_000
@@ -144,12 +156,13 @@ def _read_template(path: str) -> str:
         raise SettingsError(f"CHAT_TEMPLATE: {path} is not UTF-8") from None
 
 
-def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int) -> Prepared:
-    """Template, token ids and request of a job; jobs beyond `inline_bytes` do not hold up other requests."""
-    if tokenizer.info.get("backend") == _SLOW_BACKEND:
-        inline_bytes = min(inline_bytes, _SLOW_INLINE_BYTES)
+def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int, at: str | None = None) -> Prepared:
+    """Template, token ids and request of a job; jobs beyond `inline_bytes` do not hold up other requests.
+
+    `at`: the path of the prompt in the client's request, for errors.
+    """
     try:
-        if len(job) <= inline_bytes:
+        if len(job) <= _inline(tokenizer, inline_bytes):
             try:
                 return tokenizer.prepare(job, _INLINE_FUEL)
             except NativeError as error:
@@ -157,7 +170,32 @@ def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int) -> Prepared:
                     raise
         return runtime.call_in_pool(tokenizer.prepare, job)
     except NativeError as error:
+        raise router_error(error, at) from None
+
+
+def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, inline_bytes: int) -> list[int]:
+    """Token ids of `text`; texts beyond `inline_bytes` do not hold up other requests."""
+    try:
+        if len(text) <= _inline(tokenizer, inline_bytes):
+            return tokenizer.encode(text, add_special_tokens)
+        return runtime.call_in_pool(tokenizer.encode, text, add_special_tokens)
+    except NativeError as error:
         raise router_error(error) from None
+
+
+def decode(tokenizer: Tokenizer, ids: list[int], skip_special_tokens: bool) -> str:
+    """The text of token ids."""
+    try:
+        if len(ids) <= _INLINE_IDS:
+            return tokenizer.decode(ids, skip_special_tokens)
+        return runtime.call_in_pool(tokenizer.decode, ids, skip_special_tokens)
+    except NativeError as error:
+        raise router_error(error) from None
+
+
+def _inline(tokenizer: Tokenizer, inline_bytes: int) -> int:
+    slow = tokenizer.info.get("backend") == _SLOW_BACKEND
+    return min(inline_bytes, _SLOW_INLINE_BYTES) if slow else inline_bytes
 
 
 def new_stream(tokenizer: Tokenizer, options: bytes) -> Stream:

@@ -31,7 +31,7 @@ DRAINED: Final = "drained"
 _NAMES_LOGGED: Final = 50
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
-_PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/metrics"})
+_PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_generate", "/metrics"})
 """Routes that machines ask every few seconds."""
 
 _ID: Final = re.compile(r"[!-~]{1,128}")

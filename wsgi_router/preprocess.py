@@ -5,25 +5,41 @@ from __future__ import annotations
 import functools
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
-from wsgi_router import native, runtime
-from wsgi_router.schema import ChatRequest, in_range
+from wsgi_router import native, reading, runtime
+from wsgi_router.errors import ContextLengthError
+from wsgi_router.schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerateRequest,
+    Prompt,
+    Sampling,
+    Streamed,
+    in_range,
+)
 from wsgi_router.settings import Settings
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
+
+COMPLETION_TOKENS: Final = 16
+GENERATE_TOKENS: Final = 128
+"""Longest answers, in tokens, of requests that set no limit; OpenAI's and SGLang's own values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A request that is ready to go."""
 
-    job: GenerateJob
+    jobs: tuple[GenerateJob, ...]
+    """One for each prompt."""
     stream_options: bytes
     """JSON for the native Stream."""
+    streaming: bool
     warnings: tuple[str, ...]
     """For the header X-Router-Warning."""
 
@@ -42,6 +58,10 @@ _SAMPLING: Final = {
     "ignore_eos": "ignore_eos",
     "no_stop_trim": "no_stop_trim",
     "logit_bias": "logit_bias",
+    "regex": "regex",
+    "ebnf": "ebnf",
+    "json_schema": "json_schema",
+    "structural_tag": "structural_tag",
 }
 _INTEGERS: Final = frozenset({"top_k", "min_new_tokens"})
 _DEFAULTS_TAKEN: Final = frozenset(
@@ -65,18 +85,132 @@ def prepare(
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
     runtime.breathe()  # to decode and to encode a large body takes as long again
     job = chat_job(request, card)
+    plan = reading.plan(
+        request.output,
+        request.raw_messages,
+        job["chat_template_kwargs"],
+        card,
+        settings,
+        continued=job["continue_final_message"],
+    )
+    job |= plan.job()
+    job["sampling"] |= plan.sampling()
     prepared = native.prepare(tokenizer, _encode(job), settings.prepare_inline_bytes)
-    # First, so that no number of unknown names crowds it out of the header.
-    seed = ["seed"] if request.seed is not None else []
+    prompt = prepared.prompt if plan.reasoning_format else ""
+    body = prepared.body + plan.body(prompt)
+    options = stream_options(request, card, prepared.prompt_tokens) | plan.options(prompt)
     return Prepared(
-        job=GenerateJob(card.name, prepared.body, request.choices, _hints(request), job["stream"]),
-        stream_options=_encode(stream_options(request, card, prepared.prompt_tokens)),
-        warnings=(*seed, *request.unknown),
+        jobs=(GenerateJob(card.name, body, request.choices, _hints(request), job["stream"]),),
+        stream_options=_encode(options),
+        streaming=bool(request.stream),
+        warnings=_warnings(request.unknown, request),
     )
 
 
-def _hints(request: ChatRequest) -> dict[str, str]:
+def prepare_completion(
+    request: CompletionRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
+) -> Prepared:
+    """As `prepare`, for each prompt of a text completion."""
+    job = {
+        **_plain_job(request, card, bool(request.stream)),
+        "return_logprob": request.logprobs is not None,
+        "top_logprobs_num": request.logprobs or 0,
+        "logprob_start_len": 0 if request.echo and request.logprobs is not None else -1,
+    }
+    prepared = _prepare_prompts(job, request.prompts, request.paths, COMPLETION_TOKENS, tokenizer, settings)
+    options = {
+        **stream_options(request, card, 0, prefix="cmpl-"),
+        "object": "text_completion",
+        "choices": len(prepared) * request.choices,
+        "prompts": [
+            {"tokens": one.prompt_tokens, "echo": _text(prompt, tokenizer) if request.echo else None}
+            for one, prompt in zip(prepared, request.prompts, strict=True)
+        ],
+        "logprobs": request.logprobs,
+    }
+    hints = _hints(request)
+    return Prepared(
+        jobs=tuple(
+            GenerateJob(card.name, one.body, request.choices, hints, job["stream"]) for one in prepared
+        ),
+        stream_options=_encode(options),
+        streaming=bool(request.stream),
+        warnings=_warnings(request.unknown, request),
+    )
+
+
+def prepare_generate(
+    request: GenerateRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
+) -> Prepared:
+    """As `prepare`, for each prompt of a request in SGLang's own form."""
+    asked = request.sampling
+    logprobs = (request.top_logprobs_num or 0) if request.return_logprob else None
+    job = {
+        **_plain_job(asked, card, bool(request.stream)),
+        "return_logprob": logprobs is not None,
+        "top_logprobs_num": logprobs or 0,
+        "logprob_start_len": -1 if request.logprob_start_len is None else request.logprob_start_len,
+    }
+    prepared = _prepare_prompts(job, request.prompts, request.paths, GENERATE_TOKENS, tokenizer, settings)
+    options = {
+        **_answer_options(asked, card, 0, bool(request.stream)),
+        "id": request.label or secrets.token_hex(16),
+        "object": "generate",
+        "choices": len(prepared) * asked.choices,
+        "prompts": [{"tokens": one.prompt_tokens} for one in prepared],
+        "logprobs": logprobs,
+        "logprobs_text": bool(request.return_text_in_logprobs),
+        "batch": request.batch,
+        "ids": [name for name in request.names for _ in range(asked.choices)],
+    }
+    return Prepared(
+        jobs=tuple(GenerateJob(card.name, one.body, asked.choices, {}, job["stream"]) for one in prepared),
+        stream_options=_encode(options),
+        streaming=bool(request.stream),
+        warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
+    )
+
+
+def _prepare_prompts(
+    job: dict[str, Any],
+    prompts: Sequence[Prompt],
+    paths: Sequence[str],
+    default_tokens: int,
+    tokenizer: native.Tokenizer,
+    settings: Settings,
+) -> list[native.Prepared]:
+    """Tokenises and serialises each prompt of a request that has `job` for all of them."""
+    inline = settings.prepare_inline_bytes // len(prompts)  # for all of them together
+
+    def one(prompt: Prompt, path: str, limit: int | None) -> native.Prepared:
+        kind = "prompt" if isinstance(prompt, str) else "input_ids"
+        return native.prepare(tokenizer, _encode({**job, kind: prompt, "max_tokens": limit}), inline, path)
+
+    def fitting(prompt: Prompt, path: str) -> native.Prepared:
+        runtime.breathe()
+        if job["max_tokens"] is not None:
+            return one(prompt, path, job["max_tokens"])
+        try:
+            return one(prompt, path, default_tokens)
+        except ContextLengthError:  # nobody asked for so many: as many as there is room for
+            return one(prompt, path, None)
+
+    return [fitting(prompt, path) for prompt, path in zip(prompts, paths, strict=True)]
+
+
+def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
+    return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
+
+
+def _hints(request: Streamed) -> dict[str, str]:
+    """What routing policies may go by."""
     return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
+
+
+def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> tuple[str, ...]:
+    """Names for X-Router-Warning; `seed` is what this route calls the seed."""
+    # First, so that no number of unknown names crowds it out of the header.
+    return (*([seed] if request.seed is not None else []), *unknown)
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
@@ -89,11 +223,18 @@ def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
         "chat_template_kwargs": _template_arguments(request),
         "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,
         "continue_final_message": continued,
+        **_plain_job(request, card, bool(request.stream)),
+    }
+
+
+def _plain_job(request: Sampling, card: ModelCard, stream: bool) -> dict[str, Any]:
+    """What the jobs of all routes have in common."""
+    return {
         "context_length": card.context_length or None,
         "max_tokens": request.max_new_tokens,
         # Stop strings are found in the router, and further choices start at the first one's first event: in
         # both cases the worker must not keep its tokens until the end.
-        "stream": bool(request.stream or request.stop_words or request.choices > 1),
+        "stream": bool(stream or request.stop_words or request.choices > 1),
         "sampling": sampling(request, card),
     }
 
@@ -108,7 +249,7 @@ def _template_arguments(request: ChatRequest) -> dict[str, Any]:
     return arguments | (request.chat_template_kwargs or {})
 
 
-def sampling(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
+def sampling(request: Sampling, card: ModelCard) -> dict[str, Any]:
     """Sampling parameters: the client's, else the worker's defaults. The core fills in the neutral ones."""
     values = model_defaults(card.default_sampling_params) | model_defaults(card.preferred_sampling_params)
     for name, field in _SAMPLING.items():
@@ -144,18 +285,28 @@ def model_defaults(text: str) -> dict[str, Any]:
     return taken
 
 
-def stream_options(request: ChatRequest, card: ModelCard, prompt_tokens: int) -> dict[str, Any]:
-    """Options of the native Stream."""
+def stream_options(
+    request: Streamed, card: ModelCard, prompt_tokens: int, prefix: str = "chatcmpl-"
+) -> dict[str, Any]:
+    """Options of the native Stream for OpenAI's routes."""
     options = request.stream_options
     return {
-        "id": "chatcmpl-" + secrets.token_hex(16),
+        **_answer_options(request, card, prompt_tokens, bool(request.stream)),
+        "id": prefix + secrets.token_hex(16),
+        "include_usage": bool(options and options.include_usage),
+        "continuous_usage": bool(options and options.continuous_usage_stats),
+    }
+
+
+def _answer_options(
+    request: Sampling, card: ModelCard, prompt_tokens: int, streaming: bool
+) -> dict[str, Any]:
+    return {
         "created": int(time.time()),
         "model": card.name,
         "system_fingerprint": card.weight_version or None,
         "choices": request.choices,
-        "streaming": bool(request.stream),
-        "include_usage": bool(options and options.include_usage),
-        "continuous_usage": bool(options and options.continuous_usage_stats),
+        "streaming": streaming,
         "stop": request.stop_words,
         "stop_token_ids": request.stop_token_ids or [],
         "ignore_eos": bool(request.ignore_eos),

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from wsgi_router import parsers
+
 PREFIX: Final = "WSGI_ROUTER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 
@@ -144,12 +146,17 @@ def _bind(value: object) -> str:
 
 
 def _api_keys(value: object) -> tuple[str, ...]:
-    keys = _words(value)
+    keys = tuple(_api_key(key) for key in _words(value))
     if value and not keys:  # an open door that somebody believes to be locked
         raise ValueError("names no key")
-    if any(not key.isascii() or " " in key for key in keys):
-        raise ValueError("keys must be ASCII without spaces")
     return keys
+
+
+def _api_key(value: object) -> str:
+    key = _text(value)
+    if not key.isascii() or " " in key:
+        raise ValueError("keys must be ASCII without spaces")
+    return key
 
 
 def _row(default: Any, cast: Callable[[object], Any], reason: str, *, secret: bool = False) -> Any:
@@ -173,6 +180,16 @@ class Settings:
     )
     model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
     bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")
+    tool_call_parser: str = _row(
+        parsers.AUTO,
+        parsers.tool_setting,
+        "Format of the model's tool calls: auto (by its name), none, or a format.",
+    )
+    reasoning_parser: str = _row(
+        parsers.AUTO,
+        parsers.reasoning_setting,
+        "Format of the model's reasoning: auto (by its name), none, or a format.",
+    )
     policy: str = _row(
         "least_load",
         _choice("random", "round_robin", "least_load"),
@@ -180,6 +197,12 @@ class Settings:
     )
     api_keys: tuple[str, ...] = _row(
         (), _api_keys, "Keys that /v1 and /generate accept as Bearer token. Empty: no check.", secret=True
+    )
+    admin_key: str = _row(
+        "",
+        _api_key,
+        "Key that /flush_cache accepts as Bearer token. Empty: it answers 403.",
+        secret=True,
     )
     queue_size: int = _row(
         2000,
@@ -222,6 +245,9 @@ class Settings:
         15.0, _seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
     )
     max_choices: int = _row(16, _integer(1, 128), "Largest `n` of a request.")
+    max_batch: int = _row(
+        128, _integer(1, 2048), "Most answers of a request: the number of its prompts times `n`."
+    )
     prepare_inline_bytes: int = _row(
         64 * 1024,
         _integer(0, 2**31 - 1),

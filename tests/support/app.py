@@ -58,8 +58,11 @@ class App:
         self.services = services(self.flask)
         self.services.start()
         if up:
-            wait_until(self.services.pool.usable, 10, "a usable worker")
+            self.wait_usable()
         self.client: FlaskClient = self.flask.test_client()
+
+    def wait_usable(self) -> None:
+        wait_until(self.services.pool.usable, 10, "a usable worker")
 
     def post(self, body: object, path: str = CHAT, **options: Any) -> TestResponse:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -75,6 +78,23 @@ def ask(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not ...}
 
 
+def embedder(app: App, size: int = 4, **arguments: Any) -> list[pb.EmbedRequest]:
+    """Makes the worker answer Embed: each vector begins with the number of ids. Returns what it was asked."""
+    asked: list[pb.EmbedRequest] = []
+
+    def embed(request: bytes) -> pb.EmbedResponse:
+        message = pb.EmbedRequest.FromString(request)
+        asked.append(message)
+        count = len(message.tokenized.input_ids)
+        vector = [float(count), *[0.5] * (size - 1)]
+        return pb.EmbedResponse(embedding=vector, embedding_dim=size, prompt_tokens=count)
+
+    info = pb.GetServerInfoResponse()
+    info.server_args.update({"json_model_override_args": json.dumps(arguments)})
+    app.transport.unary_answers = {"Embed": embed, "GetServerInfo": info}
+    return asked
+
+
 def error_of(answer: TestResponse, status: int) -> dict[str, Any]:
     """The error of an answer in OpenAI's shape."""
     assert answer.status_code == status, answer.text
@@ -88,4 +108,16 @@ def error_of(answer: TestResponse, status: int) -> dict[str, Any]:
     return error
 
 
-__all__ = ["CHAT", "MODEL", "WORKER", "App", "RpcFailure", "ask", "chunk", "complete", "error_of", "whole"]
+__all__ = [
+    "CHAT",
+    "MODEL",
+    "WORKER",
+    "App",
+    "RpcFailure",
+    "ask",
+    "chunk",
+    "complete",
+    "embedder",
+    "error_of",
+    "whole",
+]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.transport import RpcFailure
@@ -47,7 +49,10 @@ Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
 
 
 class FakeTransport:
-    """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL."""
+    """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL.
+
+    `unary_answers`: by method, a message, a failure, or what makes one of the request (and the worker's URL).
+    """
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
@@ -55,6 +60,7 @@ class FakeTransport:
         self.aborted: list[tuple[str, str]] = []
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
+        self.unary_answers: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
         self.on_unary: Callable[[], object] | None = None
         self._lock = threading.Lock()
@@ -69,6 +75,8 @@ class FakeTransport:
             return stream
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        if method != "GetModelInfo":
+            return self._answer(worker, method, request)
         self.probes.append(worker.url)
         if self.on_unary is not None:
             self.on_unary()
@@ -76,6 +84,15 @@ class FakeTransport:
         if isinstance(info, RpcFailure):
             raise info
         return info.SerializeToString()
+
+    def _answer(self, worker: Worker, method: str, request: bytes) -> bytes:
+        answer = self.unary_answers.get(method, RpcFailure("UNAVAILABLE", "connection refused"))
+        if inspect.isfunction(answer):
+            answer = answer(request, worker.url) if answer.__code__.co_argcount == 2 else answer(request)
+        if isinstance(answer, RpcFailure):
+            raise _fresh(answer)
+        serialised: bytes = answer.SerializeToString()
+        return serialised
 
     def abort(self, worker: Worker, request_id: str) -> None:
         self.aborted.append((worker.url, request_id))

@@ -2,9 +2,20 @@
 
 from flask import Blueprint
 
-from wsgi_router.api import chat, health, info, metrics, models
+from wsgi_router.api import (
+    admin,
+    chat,
+    completions,
+    embeddings,
+    health,
+    info,
+    metrics,
+    models,
+    tokenize,
+)
 
 
 def blueprints() -> list[Blueprint]:
     """All routes of the router."""
-    return [chat.blueprint, models.blueprint, health.blueprint, info.blueprint, metrics.blueprint]
+    modules = (chat, completions, embeddings, tokenize, models, health, info, admin, metrics)
+    return [module.blueprint for module in modules]

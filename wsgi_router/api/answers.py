@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -29,10 +30,13 @@ def json_response(value: Any) -> Response:
     return Response(msgspec.json.encode(value), content_type=_JSON)
 
 
-def error_response(error: RouterError) -> Response:
+def error_response(error: RouterError, more: Mapping[str, Any] | None = None) -> Response:
+    """An error as an answer; `more` stands beside it."""
     if g.record.outcome == COMPLETE:
         g.record.outcome = _outcome(error)
     body = error.body()
+    if more:
+        body = msgspec.json.encode({**msgspec.json.decode(body), **more})
     headers = {**error.headers(), "Content-Type": _JSON, "Content-Length": str(len(body))}
     if much_unread(request.environ):
         words = LastWords(body, request.environ)

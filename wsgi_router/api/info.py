@@ -1,22 +1,24 @@
-"""GET /get_model_info: SGLang's description of the model, from the workers."""
+"""GET /get_model_info, /get_server_info, /get_loads: what the workers say of themselves."""
 
 from __future__ import annotations
 
-from flask import Blueprint, Response
+import re
+from typing import Any, Final
 
-from wsgi_router.api.answers import json_response
+from flask import Blueprint, Response, request
+
+from wsgi_router.api.answers import error_response, json_response
+from wsgi_router.api.fanout import plain, plain_struct, read, results
 from wsgi_router.api.services import current
-from wsgi_router.errors import NoWorkerError
+from wsgi_router.errors import InvalidRequestError, NoWorkerError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
 
 blueprint = Blueprint("info", __name__)
 
 
 @blueprint.get("/get_model_info")
 def model_info() -> Response:
-    cards = current().pool.models()
-    if not cards:
-        raise NoWorkerError("No worker has answered yet.")
-    card = cards[0]
+    card = current().pool.default_model()
     return json_response(
         {
             "model_path": card.model_path,
@@ -33,3 +35,49 @@ def model_info() -> Response:
             "eos_token_ids": list(card.eos_token_ids),
         }
     )
+
+
+_SECRET: Final = re.compile(r"(^|_)(api_key|admin_key|password|secret|hf_token|auth_token)s?$")
+"""Start options of workers that are nobody's business."""
+_PARTS: Final = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
+
+
+@blueprint.get("/get_server_info")
+def server_info() -> Response:
+    """One worker's start options and scheduler state, in SGLang's flat form."""
+    services = current()
+    model = services.pool.default_model().name
+    answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout, model)
+    info = read(pb.GetServerInfoResponse, answer)
+    options = plain_struct(info.server_args)
+    shown: dict[str, Any] = {name: value for name, value in options.items() if not _SECRET.search(name)}
+    shown |= plain_struct(info.scheduler_info)
+    fields = plain(info)
+    del fields["server_args"], fields["scheduler_info"]
+    return json_response({**shown, **fields, "version": info.sglang_version})
+
+
+@blueprint.get("/get_loads")
+def loads() -> Response:
+    """Queues and cache use of every worker. Query: `include`, parts with commas; `dp_rank`."""
+    services = current()
+    message = _loads_request().SerializeToString()
+    answers = services.calls.ask_all("GetLoads", message, services.settings.health_timeout)
+    body = {"workers": results(answers, lambda answer: plain(read(pb.GetLoadsResponse, answer)))}
+    if any("loads" in one for one in body["workers"]):
+        return json_response(body)
+    return error_response(NoWorkerError("No worker has told its load."), body)
+
+
+def _loads_request() -> pb.GetLoadsRequest:
+    message = pb.GetLoadsRequest()
+    include = [part for part in request.args.get("include", "").split(",") if part]
+    if not _PARTS.issuperset(include):
+        raise InvalidRequestError(f"'include' takes {', '.join(sorted(_PARTS))}.", param="include")
+    message.include.extend(include)
+    rank = request.args.get("dp_rank")
+    if rank is not None:
+        if not (rank.isascii() and rank.isdecimal() and len(rank) < 10):
+            raise InvalidRequestError("'dp_rank' must be a whole number.", param="dp_rank")
+        message.dp_rank = int(rank)
+    return message

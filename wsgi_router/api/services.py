@@ -13,6 +13,7 @@ from typing import Any, Final
 from flask import current_app
 
 from wsgi_router import native, observability, runtime
+from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
 from wsgi_router.grpc_client import GrpcTransport
@@ -45,6 +46,7 @@ class Services:
         self._tokenizer: native.Tokenizer | None = None
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
+        self._calls: Calls
         self._transport: Transport
         self._closing: runtime.Wakeup
 
@@ -67,6 +69,7 @@ class Services:
         self._transport = self._make_transport(self.settings)
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
+        self._calls = Calls(self._pool, self._transport)
         self._pool.start()
         self._pool.wait_for_answer()
         self._closing = runtime.wakeup()
@@ -96,6 +99,10 @@ class Services:
     @property
     def dispatcher(self) -> Dispatcher:
         return self._dispatcher
+
+    @property
+    def calls(self) -> Calls:
+        return self._calls
 
     def __repr__(self) -> str:
         state = "started" if self._pid == os.getpid() else "not started"

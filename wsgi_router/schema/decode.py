@@ -7,6 +7,7 @@ UTF-8, lone surrogates and nesting past the recursion limit. Of a key that comes
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -49,17 +50,17 @@ def _bad_json(body: bytes, error: Exception) -> str:
     return text
 
 
-def convert(value: object, kind: type[T]) -> T:
-    """`value` as a `kind`. Raises InvalidRequestError that names the path of what does not fit."""
+def convert(value: object, kind: type[T], at: str = "") -> T:
+    """`value` as a `kind`. Raises InvalidRequestError that names the path (after `at`) at fault."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        _refuse(str(error))
+        _refuse(str(error), at)
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply.", code="invalid_json") from None
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse(text: str, at: str) -> NoReturn:
     """Raises for msgspec's text, such as "Expected `int`, got `str` - at `$.stop[1]`"."""
     match = _AT.search(text, max(len(text) - _AT_CHARS, 0))
     path = match["path"].removesuffix("[...]") if match else ""
@@ -67,10 +68,11 @@ def _refuse(text: str) -> NoReturn:
     if len(reason) > _REASON_CHARS:  # it repeats what the client sent
         reason = reason[:_REASON_CHARS] + "…"
     if missing := _MISSING.match(reason):
-        path = f"{path}.{missing['field']}" if path else missing["field"]
+        path = at + (f"{path}.{missing['field']}" if path else missing["field"])
         raise InvalidRequestError(
             f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
         )
+    path = at + path
     where = f" for '{path}'" if path else ""
     code = "invalid_type" if reason.startswith("Expected") else "invalid_value"
     raise InvalidRequestError(f"Invalid value{where}: {_plain(reason)}.", param=path, code=code)
@@ -88,6 +90,11 @@ _JSON_WORDS: Final = tuple(
     (re.compile(rf"(?<![a-z]){python}(?![a-z])"), json)
     for python, json in (("int", "integer"), ("float", "number"), ("str", "string"), ("bool", "boolean"))
 )
+
+
+def only(value: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The fields among `names` in the order they came, so that of several faults the first one is named."""
+    return {name: given for name, given in value.items() if name in names}
 
 
 def check_depth(name: str, value: object, levels: int = MAX_DEPTH) -> None:

@@ -142,24 +142,37 @@ def _check_tool_call(call: ToolCall, path: str) -> None:
             f"Missing required parameter: '{path}.function'.",
             "missing_required_parameter",
         )
+    if not call.function.name:
+        raise bad(f"{path}.function.name", "A call needs the name of a function.")
 
 
 def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Checked messages in the form that templates know.
 
-    Old names (role function, function_call, refusal, reasoning) are replaced by today's; the rest is as sent.
+    Old names (role function, function_call, refusal, reasoning) are replaced by those of today. Keys that say
+    nothing are left out: SDKs send back every key that a message may have, and templates ask which are there.
+    The rest is as sent.
     """
-    return [
-        _modern(message) if message.keys() & _OLD_KEYS or message["role"] == "function" else message
-        for message in raw
-    ]
+    return [message if _is_modern(message) else _modern(message) for message in raw]
 
 
 _OLD_KEYS: Final = frozenset({"function_call", "refusal", "reasoning"})
 
 
+def _is_modern(message: dict[str, Any]) -> bool:
+    if message["role"] == "function" or message.keys() & _OLD_KEYS:
+        return False
+    return all(_says_something(key, value) for key, value in message.items())
+
+
+def _says_something(key: str, value: object) -> bool:
+    if key == "tool_calls":
+        return bool(value)
+    return value is not None or key == "content"
+
+
 def _modern(message: dict[str, Any]) -> dict[str, Any]:
-    message = dict(message)
+    message = {key: value for key, value in message.items() if _says_something(key, value)}
     if message["role"] == "function":
         message["role"] = "tool"
         if message.get("content") is None:

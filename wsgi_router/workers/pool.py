@@ -93,6 +93,13 @@ class WorkerPool:
             return next(iter(cards.values()))
         raise ModelNotFoundError(name)
 
+    def default_model(self) -> ModelCard:
+        """The card for a request that names no model. Raises NoWorkerError before any worker has answered."""
+        cards = self.models()
+        if not cards:
+            raise NoWorkerError("No worker has answered yet.")
+        return cards[0]
+
     def select(self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = ()) -> Lease:
         """A lease on the worker that the policy chooses for `model`. Raises NoWorkerError.
 

@@ -24,7 +24,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 2;
+pub const WR_ABI_VERSION: u32 = 3;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);
@@ -191,13 +191,7 @@ fn limits(fuel: u64) -> Limits {
     if fuel == 0 { default } else { Limits { fuel, ..default } }
 }
 
-/// The ABI's version.
-#[unsafe(no_mangle)]
-pub extern "C" fn wr_abi_version() -> u32 {
-    WR_ABI_VERSION
-}
-
-/// Facts of this process as a JSON object (owned bytes): `live_handles` (`tokenizers`, `prepared`, `streams`) and
+/// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`) and
 /// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 ///
 /// # Safety
@@ -205,6 +199,7 @@ pub extern "C" fn wr_abi_version() -> u32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
     let facts = serde_json::json!({
+        "abi_version": WR_ABI_VERSION,
         "live_handles": {
             "tokenizers": TOKENIZERS.load(Ordering::Relaxed),
             "prepared": PREPARED.load(Ordering::Relaxed),
@@ -448,7 +443,7 @@ pub unsafe extern "C" fn wr_stream_new(
     guard(err, || {
         let handle = unsafe { tokenizer(handle) }?;
         let options = stream::Options::from_json(unsafe { input(options, options_len) })?;
-        let stream = Stream::new(Arc::clone(&handle.tokenizer), options);
+        let stream = Stream::new(Arc::clone(&handle.tokenizer), options)?;
         let stream = Box::new(WrStream { stream, lent: false, spent: false });
         unsafe { give(out, Box::into_raw(stream)) }?;
         STREAMS.fetch_add(1, Ordering::Relaxed);

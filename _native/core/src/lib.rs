@@ -5,6 +5,7 @@
 //! - [`body`]: what a request's JSON will cost, before it is decoded.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
+//! - [`parsers`]: tool calls and reasoning in a model's text.
 //! - [`template`]: chat templates, as Hugging Face renders them.
 //! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
 //! - [`wire`]: the worker's protobuf messages that the core reads and writes.
@@ -14,6 +15,7 @@
 
 pub mod body;
 pub mod error;
+pub mod parsers;
 pub mod prepare;
 pub mod stream;
 pub mod template;

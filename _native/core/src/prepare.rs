@@ -140,7 +140,7 @@ pub fn prepare(
     let input_ids = match input_ids {
         Some(ids) => ids,
         None => {
-            check_text(&prompt, job.context_length, tokenizer.longest_token())?;
+            check_text(&prompt, &job, tokenizer.longest_token())?;
             if job.messages.is_some() {
                 // A template writes its own special tokens: the tokenizer must not add BOS a second time.
                 tokenizer.encode(&prompt, false)?
@@ -225,36 +225,45 @@ fn check_ids(ids: &[u32], known: impl Fn(u32) -> bool) -> Result<()> {
 }
 
 /// Refuses text that cannot fit whatever its tokens are: encoding takes memory many times its size.
-fn check_text(prompt: &str, context_length: Option<u64>, longest_token: usize) -> Result<()> {
-    let Some(context) = context_length else { return Ok(()) };
+fn check_text(prompt: &str, job: &Job, longest_token: usize) -> Result<()> {
+    let Some(context) = job.context_length else { return Ok(()) };
     let least = (prompt.len() as u64).div_ceil(longest_token.max(1) as u64);
     if least < context {
         return Ok(());
     }
-    Err(too_long(format!(
-        "This model's maximum context length is {context} tokens. However, your messages resulted in more than \
-         that ({} bytes of text). Please reduce the length of the messages.",
+    let what = job.source();
+    Err(job.too_long(format!(
+        "This model's maximum context length is {context} tokens. However, your {what} resulted in more than \
+         that ({} bytes of text). Please reduce the length of the {what}.",
         prompt.len()
     )))
 }
 
-fn too_long(text: String) -> Error {
-    Error::new(Code::ContextLength, text).at("messages")
+impl Job {
+    /// What the client calls its part of the context.
+    fn source(&self) -> &'static str {
+        if self.messages.is_some() { "messages" } else { "prompt" }
+    }
+
+    fn too_long(&self, text: String) -> Error {
+        Error::new(Code::ContextLength, text).at(self.source())
+    }
 }
 
 /// How many tokens the worker may make.
 fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
     if prompt == 0 {
-        return Err(Error::new(Code::InvalidRequest, "The prompt is empty.").at("messages"));
+        return Err(Error::new(Code::InvalidRequest, "The prompt is empty.").at(job.source()));
     }
+    let what = job.source();
     let wanted = job.max_tokens;
     let Some(context) = job.context_length else {
         return Ok(wanted.map(clamp));
     };
     if prompt >= context {
-        return Err(too_long(format!(
-            "This model's maximum context length is {context} tokens. However, your messages resulted in \
-             {prompt} tokens. Please reduce the length of the messages."
+        return Err(job.too_long(format!(
+            "This model's maximum context length is {context} tokens. However, your {what} resulted in \
+             {prompt} tokens. Please reduce the length of the {what}."
         )));
     }
     let least = u64::from(job.sampling.min_new_tokens);
@@ -266,9 +275,9 @@ fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
         return Err(Error::new(Code::InvalidRequest, text).at("min_tokens"));
     }
     match wanted {
-        Some(wanted) if wanted > context - prompt => Err(too_long(format!(
+        Some(wanted) if wanted > context - prompt => Err(job.too_long(format!(
             "This model's maximum context length is {context} tokens. However, you requested {} tokens \
-             ({prompt} in the messages, {wanted} in the completion). Please reduce the length of the messages or \
+             ({prompt} in the {what}, {wanted} in the completion). Please reduce the length of the {what} or \
              completion.",
             prompt.saturating_add(wanted)
         ))),
@@ -389,9 +398,10 @@ mod tests {
 
     #[test]
     fn text_that_cannot_fit_is_not_encoded() {
-        assert!(check_text(&"x".repeat(80), Some(10), 8).is_err());
-        assert!(check_text(&"x".repeat(72), Some(10), 8).is_ok());
-        assert!(check_text(&"x".repeat(1000), None, 8).is_ok());
+        let of_ten = job(json!({"context_length": 10}));
+        assert!(check_text(&"x".repeat(80), &of_ten, 8).is_err());
+        assert!(check_text(&"x".repeat(72), &of_ten, 8).is_ok());
+        assert!(check_text(&"x".repeat(1000), &job(json!({})), 8).is_ok());
     }
 
     #[test]

@@ -154,6 +154,50 @@ pub struct GenerateStreamChunk {
     pub cached_tokens: u32,
     #[prost(uint32, tag = "9")]
     pub reasoning_tokens: u32,
+    /// Of this chunk's ids.
+    #[prost(message, optional, boxed, tag = "5")]
+    pub output_logprobs: Option<Box<OutputLogProbs>>,
+    /// In the first chunk only.
+    #[prost(message, optional, boxed, tag = "7")]
+    pub input_logprobs: Option<Box<InputLogProbs>>,
+}
+
+/// Parallel lists over output positions.
+#[derive(Clone, PartialEq, Message)]
+pub struct OutputLogProbs {
+    #[prost(float, repeated, tag = "1")]
+    pub token_logprobs: Vec<f32>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub token_ids: Vec<u32>,
+    #[prost(message, repeated, tag = "3")]
+    pub top_logprobs: Vec<TopLogProbs>,
+}
+
+/// Parallel lists over the likeliest ids of one position, best first.
+#[derive(Clone, PartialEq, Message)]
+pub struct TopLogProbs {
+    #[prost(float, repeated, tag = "1")]
+    pub values: Vec<f32>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub token_ids: Vec<u32>,
+}
+
+/// Parallel lists over prompt positions.
+#[derive(Clone, PartialEq, Message)]
+pub struct InputLogProbs {
+    #[prost(message, repeated, tag = "1")]
+    pub token_logprobs: Vec<InputTokenLogProb>,
+    #[prost(uint32, repeated, tag = "2")]
+    pub token_ids: Vec<u32>,
+    #[prost(message, repeated, tag = "3")]
+    pub top_logprobs: Vec<TopLogProbs>,
+}
+
+/// Unset for the first token, which nothing predicts.
+#[derive(Clone, PartialEq, Message)]
+pub struct InputTokenLogProb {
+    #[prost(float, optional, tag = "1")]
+    pub value: Option<f32>,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -171,6 +215,11 @@ pub struct GenerateComplete {
     pub cached_tokens: u32,
     #[prost(uint32, tag = "12")]
     pub reasoning_tokens: u32,
+    /// Of the ids this message carries, or of all.
+    #[prost(message, optional, boxed, tag = "6")]
+    pub output_logprobs: Option<Box<OutputLogProbs>>,
+    #[prost(message, optional, boxed, tag = "10")]
+    pub input_logprobs: Option<Box<InputLogProbs>>,
     #[prost(oneof = "MatchedStop", tags = "8, 9")]
     pub matched_stop: Option<MatchedStop>,
 }

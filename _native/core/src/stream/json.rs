@@ -69,6 +69,9 @@ pub fn string(out: &mut Vec<u8>, text: &str) {
 
 /// Appends a number in decimal.
 pub fn number(out: &mut Vec<u8>, mut value: u64) {
+    if value < 10 {
+        return out.push(b'0' + value as u8);
+    }
     let mut digits = [0u8; 20];
     let mut at = digits.len();
     loop {
@@ -80,6 +83,27 @@ pub fn number(out: &mut Vec<u8>, mut value: u64) {
         }
     }
     out.extend_from_slice(&digits[at..]);
+}
+
+/// Appends a finite number; one that is not, which JSON cannot say, as null.
+pub fn float(out: &mut Vec<u8>, value: impl serde::Serialize) {
+    serde_json::to_writer(out, &value).expect("a number fits into memory");
+}
+
+/// Appends `items` as an array.
+pub fn array<T>(
+    out: &mut Vec<u8>,
+    items: impl IntoIterator<Item = T>,
+    mut item: impl FnMut(&mut Vec<u8>, T),
+) {
+    out.push(b'[');
+    for (index, value) in items.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        item(out, value);
+    }
+    out.push(b']');
 }
 
 #[cfg(test)]

@@ -4,13 +4,20 @@
 //! - [`ids`]: which ids of a message are new
 //! - [`choice`]: ids → text → stop words → answer, for one choice
 //! - [`stop`]: stop words over streamed text
-//! - [`emit`], [`json`]: framing
-//! - [`usage`], [`stats`]: counts and times
+//! - [`reading`], [`forced`], [`parts`]: parsers of reasoning and tool calls
+//! - [`logprobs`]: what rides along with the text
+//! - [`emit`], [`json`]: framing, one file for each kind of object
+//! - [`options`], [`usage`], [`stats`]: what is asked, counts and times
 
 pub mod choice;
 pub mod emit;
+pub mod forced;
 pub mod ids;
 pub mod json;
+pub mod logprobs;
+pub mod options;
+pub mod parts;
+pub mod reading;
 pub mod stats;
 pub mod stop;
 pub mod usage;
@@ -23,15 +30,16 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use prost::Message;
-use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
 use crate::tokenizer::{TextDecoder, Tokenizer};
 use crate::wire::{GenerateComplete, GenerateResponse, GenerateStreamChunk, Response};
 use choice::{Choice, Rules};
 use emit::Events;
+pub use options::{Object, Options, Prompt};
+use reading::Plan;
 pub use stats::{ITL_BOUNDS, Stats};
-use usage::Usage;
+use usage::Total;
 
 /// Bytes are ready in the buffer.
 pub const OUTPUT: u32 = 1;
@@ -43,82 +51,6 @@ pub const CANCEL: u32 = 4;
 pub const ALL_DONE: u32 = 8;
 /// The worker aborted or sent what cannot be read: see [`Stream::failure`], then call [`Stream::fail`].
 pub const FAILED: u32 = 16;
-
-/// What kind of object the client reads.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-pub enum Object {
-    #[default]
-    #[serde(rename = "chat.completion")]
-    Chat,
-}
-
-impl Object {
-    fn name(self) -> &'static str {
-        match self {
-            Object::Chat => "chat.completion",
-        }
-    }
-
-    fn chunk_name(self) -> &'static str {
-        match self {
-            Object::Chat => "chat.completion.chunk",
-        }
-    }
-}
-
-/// What a response needs to know of its request.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Options {
-    pub id: String,
-    /// Unix seconds.
-    pub created: u64,
-    pub model: String,
-    #[serde(default)]
-    pub system_fingerprint: Option<String>,
-    #[serde(default)]
-    pub object: Object,
-    #[serde(default = "one")]
-    pub choices: u32,
-    #[serde(default)]
-    pub streaming: bool,
-    #[serde(default)]
-    pub include_usage: bool,
-    /// Every event carries its choice's usage so far.
-    #[serde(default)]
-    pub continuous_usage: bool,
-    #[serde(default)]
-    pub stop: Vec<String>,
-    /// The client's own, as sent to the worker: one that ends the answer is cut off and reported.
-    #[serde(default)]
-    pub stop_token_ids: Vec<u32>,
-    #[serde(default)]
-    pub ignore_eos: bool,
-    /// The stop word, or the id that ended the answer, stays in the text.
-    #[serde(default)]
-    pub no_stop_trim: bool,
-    #[serde(default = "yes")]
-    pub skip_special_tokens: bool,
-    /// The router's count, for a worker that sends none.
-    #[serde(default)]
-    pub prompt_tokens: u32,
-}
-
-fn one() -> u32 {
-    1
-}
-
-fn yes() -> bool {
-    true
-}
-
-impl Options {
-    /// From one JSON object with the fields' names; all but `id`, `created` and `model` may be left out.
-    pub fn from_json(json: &[u8]) -> Result<Self> {
-        serde_json::from_slice(json)
-            .map_err(|error| Error::new(Code::Internal, format!("The options of a response: {error}.")))
-    }
-}
 
 /// Ids to text, a token at a time.
 pub trait Decode {
@@ -134,6 +66,9 @@ pub trait Vocabulary {
     fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> Self::Decoder;
     fn is_special(&self, id: u32) -> bool;
     fn eos_token_ids(&self) -> &[u32];
+    /// None for an unknown id.
+    fn token_bytes(&self, id: u32) -> Option<&[u8]>;
+    fn token_id(&self, token: &str) -> Option<u32>;
 }
 
 impl Decode for TextDecoder {
@@ -160,6 +95,14 @@ impl Vocabulary for Tokenizer {
     fn eos_token_ids(&self) -> &[u32] {
         Tokenizer::eos_token_ids(self)
     }
+
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        Tokenizer::token_bytes(self, id)
+    }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        Tokenizer::token_id(self, token)
+    }
 }
 
 /// One response with all its choices. Send; used by one thread at a time.
@@ -168,8 +111,7 @@ pub struct Stream<V: Vocabulary = Tokenizer> {
     rules: Rules<V>,
     choices: Vec<Choice<V::Decoder>>,
     events: Events,
-    /// As the worker counts; `stats` has it settled.
-    total: Usage,
+    total: Total,
     stats: Stats,
     /// Choices that have not ended.
     open: usize,
@@ -177,27 +119,31 @@ pub struct Stream<V: Vocabulary = Tokenizer> {
     /// `fail` was called.
     closed: bool,
     started: bool,
+    born: Instant,
 }
 
 impl<V: Vocabulary> Stream<V> {
-    pub fn new(vocabulary: Arc<V>, mut options: Options) -> Self {
-        options.choices = options.choices.max(1);
-        let skip = options.skip_special_tokens;
-        let choices: Vec<_> = (0..options.choices).map(|_| Choice::new(vocabulary.decoder(skip))).collect();
-        let total = Usage::default();
-        let usage = total.settled(options.prompt_tokens.into());
-        Self {
-            rules: Rules::new(vocabulary, &mut options),
+    /// Errors: `Internal` for a format of tool calls or reasoning that there is none of.
+    pub fn new(vocabulary: Arc<V>, mut options: Options) -> Result<Self> {
+        options.complete();
+        let plan = Plan::new(&*vocabulary, &options)?;
+        let skip = options.skip_special_tokens && !plan.has_markers();
+        let choice = |index| Choice::new(vocabulary.decoder(skip), &options, &plan, index);
+        let choices: Vec<_> = (0..options.choices).map(choice).collect();
+        let total = Total::new(options.prompts.iter().map(|prompt| prompt.tokens.into()));
+        Ok(Self {
+            rules: Rules::new(vocabulary, &mut options, plan),
             events: Events::new(&options),
+            stats: Stats { usage: *total.sum(), ..Stats::default() },
             total,
-            stats: Stats { usage, ..Stats::default() },
             open: choices.len(),
             choices,
             failure: None,
             closed: false,
             started: false,
+            born: Instant::now(),
             options,
-        }
+        })
     }
 
     /// Takes one `GenerateResponse` of `choice` and returns flags. Messages of a choice that has ended are
@@ -258,12 +204,11 @@ impl<V: Vocabulary> Stream<V> {
 
     /// Not streamed: the whole answer as JSON, empty before `ALL_DONE`.
     pub fn result(&self) -> Vec<u8> {
-        let finished =
-            || self.choices.iter().filter_map(|choice| Some((&*choice.answer, choice.finish.as_ref()?)));
         if self.options.streaming || self.open > 0 {
             return Vec::new();
         }
-        emit::aggregate(&self.options, finished(), &self.stats.usage)
+        let pieces = self.choices.iter().zip(0..).map(|(state, index)| state.piece(index, &self.total));
+        emit::whole(&self.options, &*self.rules.vocabulary, pieces, &self.stats.usage)
     }
 
     /// The worker's words for why it failed, or ours for how.
@@ -301,41 +246,36 @@ impl<V: Vocabulary> Stream<V> {
         take: impl FnOnce(&mut Choice<V::Decoder>, &Rules<V>) -> u64,
         stopped: u32,
     ) -> u32 {
-        let prompt = self.options.prompt_tokens.into();
         let state = &mut self.choices[choice as usize];
-        let before = state.usage;
-        if self.options.streaming && !state.greeted {
-            state.greeted = true;
-            self.started = true;
-            self.events.role(choice, &before.settled(prompt));
-        }
+        let (prompt, before) = (state.prompt, state.usage);
         let tokens = take(state, &self.rules);
         state.pace.tick(now, tokens, &mut self.stats.itl);
-        self.total.advance(&before, &state.usage);
-        self.stats.usage = self.total.settled(prompt);
+        self.total.advance(prompt, &before, &state.usage);
+        self.stats.usage = *self.total.sum();
         let finish = state.finish.as_ref().map(|finish| finish.reason);
         self.stats.finish_reasons.extend(finish);
         self.open -= usize::from(finish.is_some());
+        if finish.is_some() {
+            state.latency = now.saturating_duration_since(self.born).as_secs_f64();
+        }
         if self.options.streaming {
+            if !std::mem::replace(&mut state.greeted, true) {
+                self.events.first(choice, &self.total.settled(prompt, &before));
+            }
             self.emit(choice);
+            self.started |= !self.events.buffer().is_empty();
         }
         self.state(choice) | if finish.is_some() { stopped } else { 0 }
     }
 
     /// Events for what the choice has to say, and for the end of all.
     fn emit(&mut self, choice: u32) {
-        let prompt = self.options.prompt_tokens.into();
         let state = &mut self.choices[choice as usize];
-        let usage = state.usage.settled(prompt);
-        if !state.answer.is_empty() {
-            self.events.content(choice, &state.answer, &usage);
-            state.answer.clear();
+        if self.events.say(&*self.rules.vocabulary, &state.piece(choice, &self.total)) {
+            state.said();
         }
-        if let Some(finish) = &state.finish {
-            self.events.finish(choice, finish, &usage);
-            if self.open == 0 {
-                self.events.done(&self.stats.usage);
-            }
+        if self.open == 0 {
+            self.events.last(&self.stats.usage);
         }
     }
 

@@ -37,9 +37,39 @@ pub const EOS: u32 = 400;
 /// Special, and none of the model's eos ids.
 pub const EOM: u32 = 401;
 
+/// Markers that are special tokens, behind those.
+const MARKERS: [&str; 24] = [
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|return|>",
+    "<|call|>",
+    "<|python_start|>",
+    "<|python_end|>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+];
+
 /// Ids below 256 are that byte; then words and pieces of characters; then the special tokens.
 pub struct Bytes {
-    pieces: Vec<&'static [u8]>,
+    /// By id; gaps are unknown ids.
+    tokens: Vec<Vec<u8>>,
+    size: u32,
 }
 
 impl Bytes {
@@ -61,26 +91,41 @@ impl Bytes {
             b"\xa8",
             "\u{2028}\u{85}\0\"\\".as_bytes(),
         ];
-        Arc::new(Self { pieces })
+        let size = 256 + pieces.len() as u32;
+        let mut tokens: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
+        tokens.extend(pieces.iter().map(|piece| piece.to_vec()));
+        tokens.resize(EOS as usize, Vec::new());
+        tokens.extend([b"<|eos|>".to_vec(), b"<|eom|>".to_vec()]);
+        tokens.extend(MARKERS.map(|marker| marker.as_bytes().to_vec()));
+        Arc::new(Self { tokens, size })
     }
 
     /// All ids that are text.
     pub fn size(&self) -> u32 {
-        256 + self.pieces.len() as u32
+        self.size
     }
 
-    fn bytes(&self, id: u32) -> Vec<u8> {
-        match id {
-            0..256 => vec![id as u8],
-            EOS => b"<|eos|>".to_vec(),
-            EOM => b"<|eom|>".to_vec(),
-            _ => self.pieces.get(id as usize - 256).map(|piece| piece.to_vec()).unwrap_or_default(),
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.tokens.get(id as usize).map_or(&[], |bytes| bytes)
+    }
+
+    /// The ids of a text, cut at random; `markers` come as special tokens, now and then as text.
+    pub fn cut(&self, random: &mut Random, text: &str, markers: &[&str]) -> Vec<u32> {
+        let (mut ids, mut rest) = (Vec::new(), text.as_bytes());
+        while let Some(&byte) = rest.first() {
+            let marker = markers.iter().find(|marker| rest.starts_with(marker.as_bytes()));
+            let marker = marker.filter(|_| random.chance(90)).and_then(|marker| self.token_id(marker));
+            let piece = (256..self.size).find(|&id| rest.starts_with(self.bytes(id)));
+            let id = marker.or(piece.filter(|_| random.chance(50))).unwrap_or(byte.into());
+            rest = &rest[self.bytes(id).len()..];
+            ids.push(id);
         }
+        ids
     }
 
     pub fn decode(&self, ids: &[u32], skip: bool) -> String {
         let ids = ids.iter().filter(|&&id| !(skip && self.is_special(id)));
-        String::from_utf8_lossy(&ids.flat_map(|&id| self.bytes(id)).collect::<Vec<_>>()).into_owned()
+        String::from_utf8_lossy(&ids.flat_map(|&id| self.bytes(id)).copied().collect::<Vec<_>>()).into_owned()
     }
 }
 
@@ -98,11 +143,19 @@ impl Vocabulary for Bytes {
     }
 
     fn is_special(&self, id: u32) -> bool {
-        matches!(id, EOS | EOM)
+        (EOS..self.tokens.len() as u32).contains(&id)
     }
 
     fn eos_token_ids(&self) -> &[u32] {
         &[EOS]
+    }
+
+    fn token_bytes(&self, id: u32) -> Option<&[u8]> {
+        Some(self.bytes(id)).filter(|bytes| !bytes.is_empty())
+    }
+
+    fn token_id(&self, token: &str) -> Option<u32> {
+        (0..self.tokens.len() as u32).find(|&id| self.bytes(id) == token.as_bytes())
     }
 }
 

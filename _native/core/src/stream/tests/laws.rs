@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::entries::{self, Token, expected};
 use super::fixtures::{Bytes, EOM, EOS, Random};
 use super::response::*;
 use crate::stream::*;
@@ -18,6 +19,10 @@ struct Case {
     finish: &'static str,
     matched: Option<Value>,
     tokens: usize,
+    /// All of them, in order, up to the last that counts.
+    ids: Vec<u32>,
+    entries: Vec<Value>,
+    prompt: Vec<Value>,
 }
 
 /// The shortest text with a stop word in it, by the tokens: (tokens, bytes before the word, the word).
@@ -46,7 +51,14 @@ fn stopped(
     None
 }
 
-fn case(random: &mut Random, vocabulary: &Arc<Bytes>, options: &Options) -> Case {
+/// A prompt of whole characters, an end of text in it now and then.
+fn prompt(random: &mut Random) -> Vec<u32> {
+    let pieces: [&[u32]; 6] = [&[97], &[256], &[262], &[264, 265], &[EOS], &[270]];
+    (0..1 + random.below(5)).flat_map(|_| random.pick(&pieces).to_vec()).collect()
+}
+
+fn case(random: &mut Random, vocabulary: &Arc<Bytes>, options: &Options, prompt: &[u32]) -> Case {
+    let by_id = options.object == Object::Generate;
     let length = if random.chance(10) { 0 } else { random.below(30) };
     let mut all: Vec<u32> = (0..length)
         .map(|_| match random.below(10) {
@@ -68,26 +80,62 @@ fn case(random: &mut Random, vocabulary: &Arc<Bytes>, options: &Options) -> Case
     let shown = &all[..all.len() - usize::from(cut)];
     let skip = options.skip_special_tokens;
     let text = vocabulary.decode(shown, skip);
-    let messages = messages(random, &all, finish, matched_id);
-    match stopped(vocabulary, shown, skip, &options.stop) {
+    let scored = options.logprobs.map(|_| prompt);
+    let messages = messages(random, &all, finish, matched_id, scored);
+    let (content, finish, matched, tokens, cut) = match stopped(vocabulary, shown, skip, &options.stop) {
         Some((tokens, at, word)) => {
             // A word that only the flush completed counts all tokens, the trimmed one too.
             let flushed = tokens == shown.len() && stopped_early(vocabulary, shown, skip, &options.stop);
             let tokens = if flushed { all.len() } else { tokens };
             let end = if options.no_stop_trim { at + word.len() } else { at };
-            Case {
-                messages,
-                content: text[..end].to_owned(),
-                finish: "stop",
-                matched: Some(json!(word)),
-                tokens,
-            }
+            (text[..end].to_owned(), "stop", Some(json!(word)), tokens, Some(end))
         }
         None => {
-            let matched = end.filter(|id| *id != EOS).map(|id| json!(id));
-            Case { messages, content: text, finish, matched, tokens: all.len() }
+            let matched = end.filter(|id| by_id || *id != EOS).map(|id| json!(id));
+            (text, finish, matched, all.len(), None)
+        }
+    };
+    let echo = options.echo(0).unwrap_or_default();
+    let (mut own, mut before) = (Vec::new(), Vec::new());
+    if options.logprobs.is_some() {
+        let places = places(vocabulary, &all, shown.len(), skip);
+        let shows = |start: usize| by_id || cut.is_none_or(|cut| start < cut);
+        let kept = (0..tokens).filter(|&at| shows(places[at].0));
+        own.extend(kept.map(|at| {
+            let offset = echo.chars().count() + places[at].1;
+            expected(vocabulary, options, &Token { at, id: all[at], offset, first: false })
+        }));
+        if by_id || options.echo(0).is_some() {
+            let places = places_of_prompt(vocabulary, prompt);
+            before.extend(prompt.iter().zip(places).enumerate().map(|(at, (&id, offset))| {
+                expected(vocabulary, options, &Token { at, id, offset, first: at == 0 })
+            }));
         }
     }
+    if !by_id {
+        own.splice(..0, before.drain(..));
+    }
+    all.truncate(if by_id { tokens } else { 0 });
+    let content = format!("{echo}{content}");
+    Case { messages, content, finish, matched, tokens, ids: all, entries: own, prompt: before }
+}
+
+/// Where the text of each token begins, in bytes and characters; only `shown` tokens have one.
+fn places(vocabulary: &Arc<Bytes>, all: &[u32], shown: usize, skip: bool) -> Vec<(usize, usize)> {
+    let mut decoder = vocabulary.decoder(skip);
+    let mut text = String::new();
+    let place = |(at, &id): (usize, &u32)| {
+        let place = (text.len(), text.chars().count());
+        if at < shown {
+            decoder.push(id, &mut text);
+        }
+        place
+    };
+    all.iter().enumerate().map(place).collect()
+}
+
+fn places_of_prompt(vocabulary: &Arc<Bytes>, prompt: &[u32]) -> Vec<usize> {
+    places(vocabulary, prompt, prompt.len(), true).into_iter().map(|(_, chars)| chars).collect()
 }
 
 /// Is the stop word complete only once the decoder was flushed?
@@ -98,18 +146,39 @@ fn stopped_early(vocabulary: &Arc<Bytes>, shown: &[u32], skip: bool, words: &[St
     !words.iter().any(|word| text.contains(word.as_str()))
 }
 
-/// The ids in some worker's messages: any cut, any of the forms, chunks repeated now and then.
-fn messages(random: &mut Random, all: &[u32], finish: &str, matched: Option<MatchedStop>) -> Vec<Vec<u8>> {
-    let close = |ids: &[u32]| closing(ids, all.len() as u32, finish, matched.clone());
+/// The ids in some worker's messages: any cut, any of the forms, chunks repeated now and then. `scored`: with
+/// log probabilities, and those of this prompt.
+pub fn messages(
+    random: &mut Random,
+    all: &[u32],
+    finish: &str,
+    matched: Option<MatchedStop>,
+    scored: Option<&[u32]>,
+) -> Vec<Vec<u8>> {
+    let whole = random.chance(30);
+    let input = || scored.and_then(entries::prompt);
+    let close = |ids: std::ops::Range<usize>| {
+        let scores = if whole { 0..all.len() } else { ids.clone() };
+        encode(GenerateComplete {
+            output_logprobs: scored.and_then(|_| entries::output(&all[scores.clone()], scores.start)),
+            input_logprobs: input(),
+            ..complete_of(&all[ids], all.len() as u32, finish, matched.clone())
+        })
+    };
+    let part = |ids: std::ops::Range<usize>| {
+        let output = scored.and_then(|_| entries::output(&all[ids.clone()], ids.start));
+        let input = input().filter(|_| ids.start == 0);
+        scored_chunk(&all[ids.clone()], ids.end as u32, output, input)
+    };
     if random.chance(15) {
-        return vec![close(all)];
+        return vec![close(0..all.len())];
     }
     let mut messages = Vec::new();
     let (mut at, mut last) = (0, 0..0);
     while at < all.len() {
         let end = (at + 1 + if random.chance(60) { 0 } else { random.below(8) }).min(all.len());
         last = at..end;
-        messages.push(chunk(&all[last.clone()], end as u32));
+        messages.push(part(last.clone()));
         at = end;
     }
     if random.chance(30) {
@@ -117,12 +186,12 @@ fn messages(random: &mut Random, all: &[u32], finish: &str, matched: Option<Matc
         messages.insert(copy, messages[copy].clone());
     }
     match random.below(5) {
-        0 => messages.push(close(&all[last])),
-        1 => messages.push(close(&[])),
-        2 => messages.push(close(all)),
+        0 => messages.push(close(last)),
+        1 => messages.push(close(0..0)),
+        2 => messages.push(close(0..all.len())),
         form => {
-            messages.retain(|message| *message != chunk(&all[last.clone()], all.len() as u32));
-            messages.push(close(if form == 3 { &all[last] } else { all }));
+            messages.retain(|message| *message != part(last.clone()));
+            messages.push(close(if form == 3 { last } else { 0..all.len() }));
         }
     }
     messages
@@ -130,7 +199,7 @@ fn messages(random: &mut Random, all: &[u32], finish: &str, matched: Option<Matc
 
 /// Feeds the choices' messages in turn; what comes after a CANCEL is sent on now and then.
 fn run(random: &mut Random, options: &Options, vocabulary: &Arc<Bytes>, cases: &[Case]) -> Answer {
-    let mut stream = Stream::new(vocabulary.clone(), options.clone());
+    let mut stream = Stream::new(vocabulary.clone(), options.clone()).unwrap();
     let mut queues: Vec<_> = cases.iter().map(|case| case.messages.iter().peekable()).collect();
     let mut out = Vec::new();
     let mut flags = 0;
@@ -161,20 +230,28 @@ fn run(random: &mut Random, options: &Options, vocabulary: &Arc<Bytes>, cases: &
 fn any_ids_any_cut_any_form_make_the_same_answer() {
     let vocabulary = Bytes::new();
     let mut random = Random::new(11);
-    for round in 0..6_000 {
+    for round in 0..4_000 {
         let words =
             ["STOP", "ST", "P n", "ab", "aab", "本語", "日本", "\u{fffd}", "<|eom", "😀", "\u{2028}", "bb"];
         let stop: Vec<_> = (0..random.below(4)).map(|_| *random.pick(&words)).collect();
+        let object = *random.pick(&["chat.completion", "text_completion", "generate"]);
+        let choices = if random.chance(70) { 1 } else { 3 };
+        let prompts = if random.chance(50) { 1 } else { choices };
+        let prompt = prompt(&mut random);
+        let echo = random.chance(40).then(|| vocabulary.decode(&prompt, true));
         let mut all = json!({
-            "stop": stop, "choices": if random.chance(70) { 1 } else { 3 }, "stop_token_ids": [46],
+            "object": object, "stop": stop, "choices": choices, "stop_token_ids": [46],
             "no_stop_trim": random.chance(30), "skip_special_tokens": random.chance(70),
             "include_usage": random.chance(50), "continuous_usage": random.chance(20), "id": "q\"\\\u{2028}",
+            "logprobs": random.pick(&[None, Some(0), Some(2)]), "logprobs_text": random.chance(50),
+            "prompts": vec![json!({"tokens": 5, "echo": echo}); prompts], "batch": random.chance(20),
         });
         if random.chance(50) {
             all["system_fingerprint"] = json!("é\u{1}");
         }
         let mut options = options(all);
-        let cases: Vec<_> = (0..options.choices).map(|_| case(&mut random, &vocabulary, &options)).collect();
+        let cases: Vec<_> =
+            (0..options.choices).map(|_| case(&mut random, &vocabulary, &options, &prompt)).collect();
         for streaming in [true, false] {
             options.streaming = streaming;
             let all = run(&mut random, &options, &vocabulary, &cases);
@@ -182,6 +259,9 @@ fn any_ids_any_cut_any_form_make_the_same_answer() {
                 assert_eq!(read.content, case.content, "round {round}");
                 assert_eq!(read.finish.as_deref(), Some(case.finish), "round {round}");
                 assert_eq!(read.matched, case.matched, "round {round}");
+                assert_eq!(read.entries, case.entries, "round {round}");
+                assert_eq!(read.prompt, case.prompt, "round {round}");
+                assert_eq!(read.ids, case.ids, "round {round}");
                 if let Some(usage) = &read.usage {
                     assert_eq!(usage["completion_tokens"], json!(case.tokens), "round {round}");
                 }
@@ -189,7 +269,8 @@ fn any_ids_any_cut_any_form_make_the_same_answer() {
             if let Some(usage) = all.usage {
                 let tokens: usize = cases.iter().map(|case| case.tokens).sum();
                 assert_eq!(usage["completion_tokens"], json!(tokens), "round {round}");
-                assert_eq!(usage["total_tokens"], json!(tokens + 7));
+                assert_eq!(usage["total_tokens"], json!(tokens + 7 * prompts));
+                assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], json!(3 * prompts));
             }
         }
     }
@@ -227,7 +308,7 @@ fn cost_of_a_message() {
         ("continuous usage", json!({"continuous_usage": true})),
         ("not streamed", json!({"streaming": false})),
     ] {
-        let mut stream: Stream = Stream::new(tokenizer.clone(), options(more));
+        let mut stream: Stream = Stream::new(tokenizer.clone(), options(more)).unwrap();
         let clock = Instant::now();
         let mut bytes = 0;
         for message in &messages {
@@ -241,7 +322,7 @@ fn cost_of_a_message() {
 }
 
 /// A tokenizer of our own making: a token for each byte, one merge, and an end of text.
-fn tokenizer() -> Arc<Tokenizer> {
+pub fn tokenizer() -> Arc<Tokenizer> {
     static ONE: OnceLock<Arc<Tokenizer>> = OnceLock::new();
     ONE.get_or_init(make_tokenizer).clone()
 }
@@ -285,7 +366,7 @@ fn a_real_tokenizer_streams_what_it_decodes() {
         let skip = random.chance(50);
         let stop: &[&str] = if random.chance(50) { &["STOP", "👩‍👦"] } else { &[] };
         let options = options(json!({"skip_special_tokens": skip, "stop": stop}));
-        let mut stream: Stream = Stream::new(tokenizer.clone(), options.clone());
+        let mut stream: Stream = Stream::new(tokenizer.clone(), options.clone()).unwrap();
         let (mut count, mut rest) = (0, &all[..]);
         while !rest.is_empty() {
             let (piece, after) = rest.split_at(1 + random.below(rest.len().min(4)));

@@ -1,8 +1,16 @@
 //! Whole responses, case by case; `laws` has what holds for all of them.
 
+mod calls;
+mod entries;
 pub mod fixtures;
 mod laws;
+mod objects;
+mod reading;
+mod reading_laws;
 mod response;
+mod said;
+mod scored;
+mod thinking;
 
 use std::time::{Duration, Instant};
 

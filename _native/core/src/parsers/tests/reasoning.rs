@@ -1,0 +1,68 @@
+//! Reasoning formats.
+
+use super::{Parser, calls, read};
+
+fn check(format: &str, inside: bool, text: &str, reasoning: &str, content: &str) {
+    let answer = read(|| Parser::reasoning(format, inside), text);
+    assert_eq!(
+        (answer.reasoning.as_str(), answer.content.as_str()),
+        (reasoning, content),
+        "{format}: {text:?}"
+    );
+}
+
+#[test]
+fn thinking_in_tags() {
+    for format in ["base", "qwen3", "glm45", "nemotron"] {
+        check(format, false, "<think>why\n</think>\n\nso", "why\n", "so");
+        check(format, false, "\n<think>why</think>so", "why", "so");
+        check(format, false, "no thinking", "", "no thinking");
+        check(format, false, "about <think> tags", "", "about <think> tags");
+        check(format, false, " \n", "", " \n");
+        check(format, true, "why</think>so </think> <think>", "why", "so </think> <think>");
+    }
+    for format in ["deepseek_r1", "qwen3_thinking", "step3", "minimax", "kimi_k2"] {
+        check(format, false, "why</think>so", "why", "so");
+        check(format, true, "<think>\n<think>why</think>so", "why", "so");
+        check(format, true, "<think>\nwhy</think>so", "\nwhy", "so");
+    }
+    check("mistral", false, "[THINK]why[/THINK]so", "why", "so");
+    check("kimi", false, "◁think▷why◁/think▷so", "why", "so");
+    check("cohere", false, "<|START_THINKING|>why<|END_THINKING|>so", "why", "so");
+    check("passthrough", true, "<think>why</think>so", "", "<think>why</think>so");
+}
+
+#[test]
+fn what_waits_comes_out_at_the_end() {
+    check("base", true, "why </thi", "why </thi", "");
+    check("base", true, "a <my-tag> b", "a <my-tag> b", "");
+    check("base", false, "<thi", "", "<thi");
+    check("base", true, " \n", " \n", "");
+}
+
+#[test]
+fn a_call_ends_thinking_where_its_marker_is_a_token() {
+    check("kimi_k2", true, "why<|tool_calls_section_begin|>x", "why", "<|tool_calls_section_begin|>x");
+    check("mistral", true, "why[TOOL_CALLS]ping[ARGS]{}", "why", "[TOOL_CALLS]ping[ARGS]{}");
+    check("base", true, "why</think><tool_call>{}", "why", "<tool_call>{}");
+}
+
+#[test]
+fn harmony_messages() {
+    let call =
+        "<|start|>assistant<|channel|>commentary to=functions.ping <|constrain|>json<|message|>{}<|call|>";
+    let text = format!("<|channel|>analysis<|message|>why<|end|>{call}");
+    check("gpt-oss", false, &text, "why", call);
+    check(
+        "gpt-oss",
+        false,
+        "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>final<|message|>so<|return|>",
+        "why",
+        "so",
+    );
+    check("gpt-oss", false, "<|channel|>final<|message|>{\"a\": 1}", "", "{\"a\": 1}");
+    check("gpt-oss", true, "why<|end|>so", "why", "so");
+    assert_eq!(calls("gpt-oss", call).calls, [("ping".to_owned(), "{}".to_owned())]);
+    assert_eq!(calls("gpt-oss", &text).reasoning, "why");
+    assert_eq!(calls("gpt-oss", "plain <| text").content, "plain <| text");
+}

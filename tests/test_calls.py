@@ -1,0 +1,176 @@
+"""Unary calls: failover, several at once, one to each worker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.bench import Bench, nothing_is_left
+from tests.support.flow import Client
+from tests.support.modes import MODES, run
+from wsgi_router import runtime
+from wsgi_router.calls import Calls
+from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.transport import RpcFailure
+
+Answer = Callable[[bytes, str], Any]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with nothing_is_left(monkeypatch):
+        yield
+
+
+class Asked(Bench):
+    """Workers that answer Embed as a test says; `calls` has who was asked."""
+
+    def __init__(self, answer: Answer, workers: int = 2, **settings: Any) -> None:
+        super().__init__(workers=workers, **settings)
+        self.asked_of: list[str] = []
+
+        def note(request: bytes, worker: str) -> Any:
+            self.asked_of.append(worker)
+            return answer(request, worker)
+
+        self.transport.unary_answers = {"Embed": note}
+        self.calls = Calls(self.pool, self.transport)
+
+
+def counted(request: bytes, worker: str) -> pb.EmbedResponse:
+    return pb.EmbedResponse(prompt_tokens=len(request))
+
+
+def failing(*codes: str) -> Answer:
+    """Fails with each code in turn, then answers."""
+    left = list(codes)
+    return lambda request, worker: RpcFailure(left.pop(0), "so") if left else counted(request, worker)
+
+
+def test_one_worker_answers() -> None:
+    bench = Asked(counted)
+    answer = bench.calls.ask("Embed", b"abc", 5, "m")
+    assert pb.EmbedResponse.FromString(answer).prompt_tokens == 3
+    assert len(bench.asked_of) == 1
+
+
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
+def test_another_worker_is_asked_once(code: str) -> None:
+    bench = Asked(failing(code))
+    bench.calls.ask("Embed", b"abc", 5, "m")
+    assert len(set(bench.asked_of)) == 2
+    bench = Asked(failing(code, code), workers=3)
+    with pytest.raises(UpstreamError):
+        bench.calls.ask("Embed", b"abc", 5, "m")
+    assert len(bench.asked_of) == 2
+
+
+@pytest.mark.parametrize(
+    "code", ["UNIMPLEMENTED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"]
+)
+def test_other_failures_are_told(code: str) -> None:
+    bench = Asked(failing(code))
+    with pytest.raises(UpstreamError):
+        bench.calls.ask("Embed", b"abc", 5, "m")
+    assert len(bench.asked_of) == 1
+
+
+def test_an_unreachable_worker_is_passed_over() -> None:
+    bench = Asked(failing("UNAVAILABLE"), health_interval=5)
+    bench.transport.infos.clear()
+    for _ in range(3):
+        bench.calls.ask("Embed", b"abc", 5, "m")
+    assert bench.asked_of[1:] == [bench.asked_of[1]] * 3
+
+
+def test_nobody_serves_the_model() -> None:
+    bench = Asked(counted)
+    with pytest.raises(NoWorkerError):
+        bench.calls.ask("Embed", b"", 5, "another")
+
+
+def test_several_come_in_order_and_some_at_once() -> None:
+    running, most, lock = [0], [0], threading.Lock()
+
+    def slow(request: bytes, worker: str) -> pb.EmbedResponse:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        time.sleep(0.02)
+        with lock:
+            running[0] -= 1
+        return counted(request, worker)
+
+    bench = Asked(slow)
+    answers = bench.calls.ask_for_each("Embed", [b"x" * size for size in range(1, 31)], 5, "m")
+    assert [pb.EmbedResponse.FromString(answer).prompt_tokens for answer in answers] == list(range(1, 31))
+    assert 1 < most[0] <= 8
+
+
+def test_one_that_fails_ends_all() -> None:
+    def third(request: bytes, worker: str) -> Any:
+        return RpcFailure("INVALID_ARGUMENT", "no") if len(request) == 3 else counted(request, worker)
+
+    bench = Asked(third)
+    with pytest.raises(UpstreamError, match="no"):
+        bench.calls.ask_for_each("Embed", [b"x" * size for size in range(1, 200)], 5, "m")
+    assert len(bench.asked_of) < 100
+
+
+def test_the_client_leaves() -> None:
+    release = threading.Event()
+
+    def hang(request: bytes, worker: str) -> pb.EmbedResponse:
+        release.wait(10)
+        return counted(request, worker)
+
+    bench = Asked(hang)
+    client = Client()
+    runtime.call_later(0.1, client.leave)
+    start = time.monotonic()
+    with pytest.raises(ClientGone):
+        bench.calls.ask_for_each("Embed", [b"x"] * 50, 5, "m", client.watch)
+    assert time.monotonic() - start < 3
+    release.set()
+    assert len(bench.asked_of) <= 8
+
+
+def test_all_workers_are_asked_each_with_its_own_result() -> None:
+    def second_fails(request: bytes, worker: str) -> Any:
+        return RpcFailure("UNAVAILABLE", "gone") if "w1" in worker else counted(request, worker)
+
+    bench = Asked(second_fails, workers=3)
+    answers = bench.calls.ask_all("Embed", b"ab", 5)
+    assert [worker.url for worker, _ in answers] == [worker.url for worker in bench.pool.workers]
+    assert [isinstance(answer, RouterError) for _, answer in answers] == [False, True, False]
+
+
+def test_there_is_no_worker_to_ask() -> None:
+    bench = Bench(workers=0)
+    with pytest.raises(NoWorkerError):
+        Calls(bench.pool, bench.transport).ask_all("Embed", b"", 5)
+
+
+def _many() -> None:
+    """Under gevent the calls of a batch run beside each other too."""
+
+    def slow(request: bytes, worker: str) -> pb.EmbedResponse:
+        time.sleep(0.05)
+        return counted(request, worker)
+
+    bench = Asked(slow)
+    start = time.monotonic()
+    answers = bench.calls.ask_for_each("Embed", [b"x"] * 32, 5, "m")
+    assert len(answers) == 32
+    assert time.monotonic() - start < 32 * 0.05
+    bench.pool.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_greenlets_and_threads(mode: str) -> None:
+    run(mode, _many)

@@ -1,0 +1,43 @@
+"""POST /v1/completions and /generate: prompts that are not put into a chat template."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Response, g, request
+
+from wsgi_router import observability, preprocess, schema
+from wsgi_router.api.body import read_body
+from wsgi_router.api.generation import generate
+from wsgi_router.api.services import current
+
+blueprint = Blueprint("completions", __name__)
+
+
+@blueprint.post("/v1/completions")
+def completions() -> Response:
+    services = current()
+    settings = services.settings
+    record: observability.RequestRecord = g.record
+    body = read_body(request.environ, settings.max_body_bytes)
+    asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
+    record.label(asked.rid)
+    record.unknown_fields(asked.unknown)
+    tokenizer = services.tokenizer
+    card = services.pool.resolve_model(asked.model)
+    record.model = card.name
+    return generate(services, record, preprocess.prepare_completion(asked, card, tokenizer, settings))
+
+
+@blueprint.route("/generate", methods=["POST", "PUT"])
+def generate_natively() -> Response:
+    """SGLang's own route; its clients use PUT too."""
+    services = current()
+    settings = services.settings
+    record: observability.RequestRecord = g.record
+    body = read_body(request.environ, settings.max_body_bytes)
+    asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
+    record.label(asked.label or ",".join(asked.names))
+    record.unknown_fields(asked.unknown)
+    tokenizer = services.tokenizer
+    card = services.pool.default_model()
+    record.model = card.name
+    return generate(services, record, preprocess.prepare_generate(asked, card, tokenizer, settings))

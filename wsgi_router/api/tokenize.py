@@ -1,0 +1,95 @@
+"""POST /v1/tokenize and /v1/detokenize: the model's tokenizer, without a worker."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from flask import Blueprint, Response, g, request
+
+from wsgi_router import native, preprocess, schema
+from wsgi_router.api.answers import json_response
+from wsgi_router.api.body import read_body
+from wsgi_router.api.generation import warn
+from wsgi_router.api.services import Services, current
+from wsgi_router.errors import BodyTooLargeError, InvalidRequestError
+from wsgi_router.workers.worker import ModelCard
+
+blueprint = Blueprint("tokenize", __name__)
+
+MAX_TEXT: Final = 16 << 20
+"""Characters of a request: tokenising takes memory many times the size of the text."""
+
+
+@blueprint.post("/v1/tokenize")
+def tokenize() -> Response:
+    services = current()
+    asked = schema.parse_tokenize(read_body(request.environ, services.settings.max_body_bytes))
+    g.record.unknown_fields(asked.unknown)
+    card = _card(services, asked.model)
+    ids = _chat_ids(asked, card, services) if asked.chat is not None else _text_ids(asked, services)
+    response = json_response(
+        {
+            "tokens": ids if asked.batch else ids[0],
+            "count": [len(one) for one in ids] if asked.batch else len(ids[0]),
+            "max_model_len": card.context_length or services.tokenizer.info["model_max_length"],
+        }
+    )
+    warn(response, tuple(asked.unknown))
+    return response
+
+
+def _text_ids(asked: schema.TokenizeRequest, services: Services) -> list[list[int]]:
+    if sum(map(len, asked.texts)) > MAX_TEXT:
+        raise BodyTooLargeError(f"More than {MAX_TEXT} characters to tokenise.", param="prompt")
+    special = asked.add_special_tokens is not False
+    inline = services.settings.prepare_inline_bytes // len(asked.texts)
+    return [native.encode(services.tokenizer, text, special, inline) for text in asked.texts]
+
+
+def _chat_ids(asked: schema.TokenizeRequest, card: ModelCard, services: Services) -> list[list[int]]:
+    assert asked.chat is not None
+    inline = services.settings.prepare_inline_bytes
+    job = {**preprocess.chat_job(asked.chat, card), "context_length": None, "max_tokens": None}
+    encoded = msgspec.json.encode(job)
+    if len(encoded) > MAX_TEXT:
+        raise BodyTooLargeError(f"More than {MAX_TEXT} characters to tokenise.", param="messages")
+    prepared = native.prepare(services.tokenizer, encoded, inline)
+    if asked.add_special_tokens:  # besides those that the template has written
+        return [native.encode(services.tokenizer, prepared.prompt, True, inline)]
+    return [prepared.token_ids()]
+
+
+@blueprint.post("/v1/detokenize")
+def detokenize() -> Response:
+    services = current()
+    asked = schema.parse_detokenize(read_body(request.environ, services.settings.max_body_bytes))
+    g.record.unknown_fields(asked.unknown)
+    _card(services, asked.model)
+    _check_ids(asked, services.tokenizer.info["vocab_size"])
+    skip = asked.skip_special_tokens is not False
+    texts = [native.decode(services.tokenizer, ids, skip) for ids in asked.sequences]
+    text: Any = texts if asked.batch else texts[0]
+    # SGLang's name of the result, and vLLM's.
+    response = json_response({"text": text, "prompt": text})
+    warn(response, tuple(asked.unknown))
+    return response
+
+
+def _check_ids(asked: schema.DetokenizeRequest, vocab_size: int) -> None:
+    for ids, path in zip(asked.sequences, asked.paths, strict=True):
+        if ids and max(ids) >= vocab_size:
+            index = next(index for index, token in enumerate(ids) if token >= vocab_size)
+            raise InvalidRequestError(
+                f"Token id {ids[index]} is not in the vocabulary of {vocab_size}.", param=f"{path}[{index}]"
+            )
+
+
+def _card(services: Services, model: str | None) -> ModelCard:
+    """The model's card; an empty one if none is named and no worker has answered, as none is needed here."""
+    if model is None:
+        cards = services.pool.models()
+        return cards[0] if cards else ModelCard("")
+    card = services.pool.resolve_model(model)
+    g.record.model = card.name
+    return card

@@ -1,0 +1,167 @@
+"""Unary calls to workers: one that any of them may answer, several at once, or one to each."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Generic, TypeVar
+
+from wsgi_router import observability, runtime
+from wsgi_router.errors import (
+    ClientGone,
+    DrainingError,
+    InternalError,
+    NoWorkerError,
+    RouterError,
+    UpstreamError,
+)
+from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import RpcFailure, Transport
+from wsgi_router.workers.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+_A = TypeVar("_A")
+_R = TypeVar("_R")
+
+_ATTEMPTS: Final = 2
+_SEEN: Final = {"UNAVAILABLE": Event.CALL_UNREACHABLE, "DEADLINE_EXCEEDED": Event.CALL_SILENT}
+"""What a failure says of its worker."""
+_AT_ONCE: Final = 8
+"""Calls of one request; the transport bounds those of the process."""
+
+
+class Calls:
+    """Makes calls with the pool's leases. Requests and answers are serialised messages."""
+
+    def __init__(self, pool: WorkerPool, transport: Transport) -> None:
+        self._pool = pool
+        self._transport = transport
+
+    def ask(self, method: str, request: bytes, timeout: float, model: str) -> bytes:
+        """The answer of one worker; of another one where the first fails and that may help.
+
+        `timeout` is in seconds and for each attempt. Raises RouterError.
+        """
+        tried: list[Worker] = []
+        error: RouterError | None = None
+        while error is None or (error.failover and len(tried) < _ATTEMPTS):
+            try:
+                lease = self._pool.select(model, exclude=tried)
+            except NoWorkerError:
+                if error is not None:
+                    raise error from None
+                raise
+            if error is not None:
+                observability.metrics().retries.inc()
+            tried.append(lease.worker)
+            try:
+                return self._call(lease.worker, method, request, timeout)
+            except UpstreamError as failure:
+                error = failure
+            finally:
+                lease.release()
+        raise error
+
+    def ask_for_each(
+        self,
+        method: str,
+        requests: Sequence[bytes],
+        timeout: float,
+        model: str,
+        client: runtime.ClientWatch | None = None,
+    ) -> list[bytes]:
+        """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
+
+        def one(request: bytes) -> bytes:
+            return self.ask(method, request, timeout, model)
+
+        return _Batch(one, requests).run(client)
+
+    def ask_all(
+        self, method: str, request: bytes, timeout: float
+    ) -> list[tuple[Worker, bytes | RouterError]]:
+        """Each worker's answer or failure, in the order of the settings. Raises NoWorkerError."""
+
+        def one(worker: Worker) -> tuple[Worker, bytes | RouterError]:
+            try:
+                return worker, self._call(worker, method, request, timeout)
+            except RouterError as error:
+                return worker, error
+
+        workers = self._pool.workers
+        if not workers:
+            raise NoWorkerError
+        return _Batch(one, workers, at_once=len(workers)).run(None)
+
+    def _call(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        try:
+            answer = self._transport.unary(worker, method, request, timeout)
+        except RpcFailure as failure:
+            if failure.code in _SEEN:
+                self._pool.report(worker, _SEEN[failure.code])
+            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+        self._pool.report(worker, Event.CALL_OK)
+        return answer
+
+
+class _Batch(Generic[_A, _R]):
+    """Runs a function for each argument, some at once, until all are done or one has failed."""
+
+    def __init__(
+        self, function: Callable[[_A], _R], arguments: Sequence[_A], at_once: int = _AT_ONCE
+    ) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._at_once = min(at_once, len(arguments))
+        self._todo = list(range(len(arguments) - 1, -1, -1))
+        self._results: dict[int, _R] = {}
+        self._error: RouterError | None = None
+        self._wakeup = runtime.wakeup()
+
+    def run(self, client: runtime.ClientWatch | None) -> list[_R]:
+        """The results in order. Raises the first RouterError; ClientGone, DrainingError."""
+        runtime.drain.subscribe(self._wakeup)
+        if client is not None:
+            client.subscribe(self._wakeup)
+        try:
+            for _ in range(self._at_once):
+                runtime.spawn(self._work)
+            self._wait(client)
+        finally:
+            self._todo.clear()
+            runtime.drain.unsubscribe(self._wakeup)
+            if client is not None:
+                client.close()
+        return [self._results[index] for index in range(len(self._arguments))]
+
+    def _wait(self, client: runtime.ClientWatch | None) -> None:
+        while len(self._results) < len(self._arguments):
+            if self._error is not None:
+                raise self._error
+            if client is not None and client.gone:
+                raise ClientGone
+            if runtime.drain.due():
+                raise DrainingError
+            pause = None
+            if client is not None and client.poll_seconds is not None:
+                client.poll(time.monotonic())
+                pause = client.poll_seconds
+            self._wakeup.wait(pause)
+
+    def _work(self) -> None:
+        try:
+            while self._error is None:
+                try:
+                    index = self._todo.pop()
+                except IndexError:
+                    return
+                self._results[index] = self._function(self._arguments[index])
+        except RouterError as error:
+            self._error = error.with_traceback(None)
+        except Exception:
+            _LOG.exception("a call failed")
+            self._error = InternalError()
+        finally:
+            self._wakeup.set()

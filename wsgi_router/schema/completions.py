@@ -1,0 +1,89 @@
+"""POST /v1/completions: OpenAI's fields and SGLang's extensions."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from wsgi_router.schema.decode import bad, check_depth, decode_object, unsupported
+from wsgi_router.schema.fields import Fields
+from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_prompts
+from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
+
+MAX_LOGPROBS: Final = 5
+
+
+class CompletionRequest(Streamed, kw_only=True):
+    """A checked completion request. A null is the same as an absent field."""
+
+    model: str
+    prompt: Any
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    # Filled by parse_completion.
+    prompts: list[Prompt] = msgspec.field(default_factory=list)
+    paths: list[str] = msgspec.field(default_factory=list)
+    unknown: list[str] = msgspec.field(default_factory=list)
+
+
+class Inert(msgspec.Struct):
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_retention: str | None = None
+
+
+NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "structural_tag": (),
+    "stop_regex": ([],),
+    "lora_path": (),
+    "session_params": (),
+    "custom_logit_processor": (),
+    "return_hidden_states": (False,),
+    "use_beam_search": (False,),
+    "prompt_logprobs": (),
+    "prompt_embeds": (),
+}
+FIELDS: Final = Fields(
+    CompletionRequest,
+    Inert,
+    NOT_SUPPORTED,
+    filled=("prompts", "paths", "unknown"),
+    special=("best_of",),
+)
+
+
+def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -> CompletionRequest:
+    """The request in `body`, checked as far as no model is needed. Raises InvalidRequestError (400)."""
+    value = decode_object(body)
+    request = FIELDS.convert(value)
+    if "custom_params" in value:
+        check_depth("custom_params", value["custom_params"])
+    if request.prompt is None:
+        raise bad("prompt", "Missing required parameter: 'prompt'.", "missing_required_parameter")
+    request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
+    request.paths = prompt_paths("prompt", request.prompts, listed)
+    FIELDS.check(value)
+    check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
+    check_stream(request)
+    _check_best_of(value.get("best_of"), request.choices)
+    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
+        raise bad("logprobs", f"'logprobs' must be between 0 and {MAX_LOGPROBS}.")
+    check_batch("n", request.prompts, request.choices, max_batch)
+    request.unknown = FIELDS.unknown(value)
+    return request
+
+
+def _check_best_of(best_of: object, choices: int) -> None:
+    if best_of is None:
+        return
+    if not isinstance(best_of, int) or isinstance(best_of, bool):
+        raise bad("best_of", "'best_of' must be an integer.", "invalid_type")
+    if best_of != choices:
+        raise unsupported("best_of", "'best_of' is not supported, but for the value of 'n'.")

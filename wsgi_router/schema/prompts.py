@@ -1,0 +1,65 @@
+"""Prompts without a template: a text, token ids, or a list of either."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from wsgi_router.schema.decode import bad
+from wsgi_router.schema.sampling import check_token_ids
+
+Prompt = str | list[int]
+
+MAX_INPUTS: Final = 2048
+"""Inputs of a request that needs no worker's stream; OpenAI's own bound of embeddings."""
+
+
+def read_prompts(path: str, value: object, most: int) -> tuple[list[Prompt], bool]:
+    """The prompts in `value`, and whether it is a list of them. Raises InvalidRequestError.
+
+    `path` is the field's, for errors; `most` is how many there may be.
+    """
+    if isinstance(value, str):
+        return [value], False
+    if not isinstance(value, list):
+        raise bad(path, f"'{path}' must be a string, a list of strings, or token ids.", "invalid_type")
+    if not value:
+        raise bad(path, f"'{path}' must not be empty.")
+    if _is_id(value[0]):
+        return [_ids(path, value)], False
+    if len(value) > most:
+        raise bad(path, f"'{path}' may hold at most {most} prompts.")
+    kind = type(value[0])
+    return [_one(f"{path}[{index}]", item, kind) for index, item in enumerate(value)], True
+
+
+def _one(path: str, item: Any, kind: type) -> Prompt:
+    if isinstance(item, str) and kind is str:
+        return item
+    if isinstance(item, list) and kind is list:
+        if not item:
+            raise bad(path, f"'{path}' must not be empty.")
+        return _ids(path, item)
+    raise bad(path, f"'{path}' must be a string or token ids, as the first one is.", "invalid_type")
+
+
+def _ids(path: str, value: list[Any]) -> list[int]:
+    if set(map(type, value)) != {int}:
+        index = next(index for index, item in enumerate(value) if not _is_id(item))
+        raise bad(f"{path}[{index}]", f"'{path}[{index}]' must be a token id.", "invalid_type")
+    check_token_ids(path, value)
+    return value
+
+
+def _is_id(item: object) -> bool:
+    return isinstance(item, int) and not isinstance(item, bool)
+
+
+def prompt_paths(path: str, prompts: list[Prompt], listed: bool) -> list[str]:
+    """Where each prompt stands in the request."""
+    return [f"{path}[{index}]" if listed else path for index in range(len(prompts))]
+
+
+def check_batch(path: str, prompts: list[Prompt], choices: int, most: int) -> None:
+    """Raises InvalidRequestError if all answers together are more than `most`."""
+    if len(prompts) * choices > most:
+        raise bad(path, f"{len(prompts)} prompts with {choices} answers each are more than {most} answers.")
