@@ -83,7 +83,7 @@ def test_a_preloaded_tokenizer_is_shared_and_starts_no_thread(folder: Path) -> N
     threads = len(os.listdir("/proc/self/task"))
     native.preload_tokenizer(settings)
     try:
-        assert len(os.listdir("/proc/self/task")) == threads
+        assert len(os.listdir("/proc/self/task")) <= threads  # those of earlier tests may end
         assert native.load_tokenizer(settings) is native.load_tokenizer(settings)
     finally:
         native.forget_preloaded()
