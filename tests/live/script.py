@@ -11,6 +11,7 @@ TEXT = "Hello, wörld! 你好 𠜎 👩‍👩‍👧‍👦 é – fin."
 ANSWERS: dict[str, dict[str, Any]] = {
     "say-text": {"text": TEXT},
     "in-chunks": {"text": TEXT, "chunks": [1, 5, 2]},
+    "wait-first": {"text": TEXT, "ttft_ms": 3000, "itl_ms": 20},
     "say-stop": {"text": "one two STOP three four", "itl_ms": 20},
     "refuse-input": {"error": {"status": "INVALID_ARGUMENT", "message": "no such thing"}},
     "out-of-memory": {"error": {"status": "RESOURCE_EXHAUSTED", "message": "too busy"}},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -159,6 +160,27 @@ def test_many_streams_at_once(router: Router, simulators: tuple[Worker, Worker])
         lambda: all(worker.server_info()["running"] == 0 for worker in simulators), 5, "no request left"
     )
     wait_until(lambda: router.metric("wsgi_router_requests_in_flight") == 0, 5, "no request in flight")
+
+
+def test_five_hundred_streams_at_once(router: Router, simulators: tuple[Worker, Worker]) -> None:
+    """All of them are open before the first one gets its first token."""
+
+    async def one(client: httpx.AsyncClient) -> str:
+        body = ask("wait-first", stream=True)
+        async with client.stream("POST", f"{router.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status_code == 200, await answer.aread()
+            chunks = list(sse.events([line async for line in answer.aiter_lines()]))
+        assert chunks[-1] == "[DONE]"
+        return sse.content(chunks)
+
+    async def all_of_them() -> list[str]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=60, limits=limits) as client:
+            return await asyncio.gather(*(one(client) for _ in range(500)))
+
+    assert set(asyncio.run(all_of_them())) == {TEXT}
+    wait_until(lambda: router.metric("wsgi_router_requests_in_flight") == 0, 5, "no request in flight")
+    assert all(worker.server_info()["running"] == 0 for worker in simulators)
 
 
 def test_unused_tokens_of_json_are_escaped_in_the_model_name(router: Router) -> None:
