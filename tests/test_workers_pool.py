@@ -229,7 +229,8 @@ def test_a_probe_that_breaks_is_a_failed_one(error: Exception, caplog: pytest.Lo
     pool = pool_of(transport, workers=(A,), health_interval=0.02)
     wait_until(lambda: len(transport.probes) > 3)
     monkey.undo()
-    assert len([record for record in caplog.records if A in record.getMessage()]) == 1
+    # pytest may listen in two places; a record is told once, whoever hears it.
+    assert len({id(record) for record in caplog.records if A in record.getMessage()}) == 1
     transport.on_unary = None
     wait_until(lambda: up(pool) == [A])
 
