@@ -133,7 +133,6 @@ def test_where_the_answer_begins(name: str | None, prompt: str, inside: bool | N
 
 
 CORE = Path(__file__).parent.parent / "_native/core/src/parsers"
-CORE_THERE = pytest.mark.skipif(not CORE.exists(), reason="the core has no parsers yet")
 
 
 def core_strings(name: str) -> set[str]:
@@ -142,7 +141,6 @@ def core_strings(name: str) -> set[str]:
     return {text.replace('\\"', '"').replace("\\n", "\n") for text in found}
 
 
-@CORE_THERE
 def test_the_core_has_these_tool_formats() -> None:
     strings = core_strings("formats.rs")
     for form in parsers.TOOL_FORMATS:
@@ -152,7 +150,6 @@ def test_the_core_has_these_tool_formats() -> None:
             assert {trigger, form.markers.call_trigger or trigger} <= strings
 
 
-@CORE_THERE
 def test_the_core_has_these_reasoning_formats() -> None:
     strings = core_strings("reasoning.rs")
     for form in parsers.REASONING_FORMATS:

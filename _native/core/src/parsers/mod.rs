@@ -12,7 +12,6 @@
 
 mod calls;
 mod constrained;
-mod detect;
 mod engine;
 mod formats;
 mod harmony;
@@ -34,7 +33,6 @@ pub(crate) mod tests;
 use std::sync::Arc;
 
 pub use constrained::ConstrainedParser;
-pub use detect::detect;
 pub use formats::{tool_format, tool_format_names};
 pub use reasoning::{ReasoningFormat, ReasoningParser, reasoning_format, reasoning_format_names};
 pub use syntax::{Ids, Tag, ToolFormat};
