@@ -40,7 +40,8 @@ class Tokenizer:
     """A tokenizer with its chat template; immutable, usable by all threads.
 
     ``path``: a folder with tokenizer.json, or the file. ``chat_template``: template text that replaces the
-    folder's own. Raises ``NativeError`` with one clear line when something cannot be loaded.
+    folder's own. Raises ``NativeError`` with one clear line when something cannot be loaded; its ``param`` is
+    "chat_template" if that is at fault.
     """
 
     info: dict[str, Any]

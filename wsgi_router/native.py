@@ -134,17 +134,9 @@ def load_tokenizer(settings: Settings) -> Tokenizer | None:
     try:
         return Tokenizer(settings.tokenizer_path, template)
     except NativeError as error:
-        name = "TOKENIZER_PATH" if template is None or not _loads(settings) else "CHAT_TEMPLATE"
+        own = template is not None and error.param == "chat_template"
+        name = "CHAT_TEMPLATE" if own else "TOKENIZER_PATH"
         raise SettingsError(f"{name}: {' '.join(error.message.split())}") from None
-
-
-def _loads(settings: Settings) -> bool:
-    """Whether the tokenizer loads with its own chat template, so that the other one is at fault."""
-    try:
-        Tokenizer(settings.tokenizer_path, None)
-    except NativeError:
-        return False
-    return True
 
 
 def _read_template(path: str) -> str:

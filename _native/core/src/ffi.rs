@@ -251,7 +251,8 @@ pub unsafe extern "C" fn wr_tokenizer_load(
         let template = own
             .or(tokenizer.chat_template_source())
             .map(|source| ChatTemplate::new(source, tokenizer.special_tokens()))
-            .transpose()?;
+            .transpose()
+            .map_err(|error| error.at("chat_template"))?;
         let handle = Box::new(WrTokenizer { tokenizer: Arc::new(tokenizer), template });
         unsafe { give(out, Box::into_raw(handle)) }?;
         trim_memory();
