@@ -23,20 +23,13 @@ from tests.support.scheduler import (
     generate_request,
     refused,
 )
+from tests.support.simulator import EOS, FLAGS
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-
-SCRIPT = ROOT / "tests" / "cases" / "simulator_script.json"
-EOS = 2
-FLAGS = ("--script", str(SCRIPT), "--eos", str(EOS), "--context-length", "1024", "--vocab-size", "1000")
-
-
-def start(*flags: str) -> Worker:
-    return Worker(*flags)
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with start(*FLAGS) as worker:
+    with Worker(*FLAGS) as worker:
         yield worker
 
 
@@ -44,11 +37,6 @@ def worker() -> Iterator[Worker]:
 def client(worker: Worker) -> Iterator[SchedulerClient]:
     with SchedulerClient(worker.port) as client:
         yield client
-
-
-def settled(client: SchedulerClient) -> None:
-    """No request is left in the worker."""
-    wait_until(lambda: not client.info()["live_request_ids"] and not client.info()["running"], 5, "idle")
 
 
 # The official stubs
@@ -81,7 +69,7 @@ with grpc.insecure_channel(sys.argv[1]) as channel:
 
 
 def test_the_official_stubs_can_talk_to_it() -> None:
-    with start() as worker:
+    with Worker() as worker:
         command = [sys.executable, "-c", OFFICIAL, f"127.0.0.1:{worker.port}"]
         run = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert run.stdout == "spoken\n", run.stderr
@@ -164,7 +152,7 @@ def test_stream_interval_sets_the_chunks(client: SchedulerClient) -> None:
 
 def test_the_seed_decides_alone() -> None:
     def answer(*flags: str, request_id: str = "a") -> list[int]:
-        with start(*flags) as worker, SchedulerClient(worker.port) as client:
+        with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
             return chunk_ids(client.generate(request_id, [1, 2], sampling={"max_new_tokens": 30}))
 
     assert answer("--seed", "5") == answer("--seed", "5", request_id="b")
@@ -217,7 +205,7 @@ def test_logprobs_are_steady_and_make_a_distribution(client: SchedulerClient) ->
     ("mode", "chunked", "completed"), [("repeat", 4, 1), ("only", 3, 1), ("all", 4, 4), ("none", 4, 0)]
 )
 def test_complete_ids(mode: str, chunked: int, completed: int) -> None:
-    with start("--complete-ids", mode) as worker, SchedulerClient(worker.port) as client:
+    with Worker("--complete-ids", mode) as worker, SchedulerClient(worker.port) as client:
         events = client.generate("a", [1], sampling={"max_new_tokens": 4})
         assert len(chunk_ids(events)) == chunked
         assert len(events[-1].complete.output_ids) == completed
@@ -253,7 +241,7 @@ def test_scripted_text(folder: Path, tmp_path: Path) -> None:
     ]
     script.write_text(json.dumps({"rules": rules}))
     flags = ("--tokenizer", str(folder), "--script", str(script), "--eos", "1", "--accept-stop-strings")
-    with start(*flags) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
         complete = client.generate("a", [4, 5, 6], stream=False)[0].complete
         assert (list(complete.output_ids), complete.matched_token_id) == ([8, 9, 7, 1], 1)
         by_text = client.generate("b", [2], stream=False, text="how are things")[0].complete
@@ -271,7 +259,7 @@ def test_scripted_text(folder: Path, tmp_path: Path) -> None:
 
 
 def test_adapters() -> None:
-    with start("--lora", "sql=/adapters/sql") as worker, SchedulerClient(worker.port) as client:
+    with Worker("--lora", "sql=/adapters/sql") as worker, SchedulerClient(worker.port) as client:
         request = pb.LoadLoRAAdapterRequest(
             lora_name="chat", lora_path="/adapters/chat", lora_id="id-2", pinned=True
         )
@@ -289,7 +277,7 @@ def test_adapters() -> None:
 
 
 def test_vectors() -> None:
-    with start("--embedding-dim", "8") as worker, SchedulerClient(worker.port) as client:
+    with Worker("--embedding-dim", "8") as worker, SchedulerClient(worker.port) as client:
 
         def embed(ids: list[int]) -> pb.EmbedResponse:
             return client.Embed(pb.EmbedRequest(request_id="a", tokenized=pb.TokenizedInput(input_ids=ids)))
@@ -336,7 +324,7 @@ def test_a_stream_without_its_complete(client: SchedulerClient) -> None:
 
 
 def test_a_worker_that_dies() -> None:
-    with start(*FLAGS) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*FLAGS) as worker, SchedulerClient(worker.port) as client:
         assert refused(client.Generate(generate_request("a", [108])))[0] == "UNAVAILABLE"
         wait_until(lambda: not worker.running(), 5, "exit")
 

@@ -21,21 +21,14 @@ from tests.support.scheduler import (
     generate_request,
     refused,
 )
+from tests.support.simulator import FLAGS, settled
 from wsgi_router.pb import common_pb2
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-
-SCRIPT = ROOT / "tests" / "cases" / "simulator_script.json"
-EOS = 2
-FLAGS = ("--script", str(SCRIPT), "--eos", str(EOS), "--context-length", "1024", "--vocab-size", "1000")
-
-
-def start(*flags: str) -> Worker:
-    return Worker(*flags)
 
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    with start(*FLAGS) as worker:
+    with Worker(*FLAGS) as worker:
         yield worker
 
 
@@ -45,16 +38,11 @@ def client(worker: Worker) -> Iterator[SchedulerClient]:
         yield client
 
 
-def settled(client: SchedulerClient) -> None:
-    """No request is left in the worker."""
-    wait_until(lambda: not client.info()["live_request_ids"] and not client.info()["running"], 5, "idle")
-
-
 # Slots, queue, leaving
 
 
 def test_leaving_frees_the_slot_and_the_queue() -> None:
-    with start(*FLAGS, "--max-running", "1") as worker, SchedulerClient(worker.port) as client:
+    with Worker(*FLAGS, "--max-running", "1") as worker, SchedulerClient(worker.port) as client:
         held = client.Generate(generate_request("held", [105]))
         assert list(next(held).chunk.token_ids) == [5]
         gives_up = client.Generate(generate_request("gives-up", [1]))
@@ -77,7 +65,7 @@ def test_leaving_frees_the_slot_and_the_queue() -> None:
 
 
 def test_leaving_with_samples_in_the_queue() -> None:
-    with start(*FLAGS, "--max-running", "1") as worker, SchedulerClient(worker.port) as client:
+    with Worker(*FLAGS, "--max-running", "1") as worker, SchedulerClient(worker.port) as client:
         for _ in range(3):
             held = client.Generate(generate_request("held", [109], sampling={"n": 4}))
             wait_until(lambda: client.info()["waiting"] == 3, 5, "three in the queue")
@@ -110,7 +98,7 @@ def test_abort_by_prefix(client: SchedulerClient) -> None:
 
 def test_abort_as_status() -> None:
     flags = (*FLAGS, "--abort-as", "INTERNAL")
-    with start(*flags) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
         stream = client.Generate(generate_request("a", [109]))
         wait_until(lambda: client.info()["running"] == 1, 5, "running")
         client.Abort(pb.AbortRequest(request_id="a", reason="tired"))
@@ -119,7 +107,7 @@ def test_abort_as_status() -> None:
 
 def test_a_thousand_streams_at_once() -> None:
     flags = ("--max-running", "1000", "--ttft-ms", "3000", "--kv-tokens", "100000")
-    with start(*flags) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
         streams = [
             client.Generate(
                 generate_request(f"r{number}", [number], sampling={"max_new_tokens": 5}), timeout=60
@@ -143,7 +131,7 @@ def test_the_clock_of_an_answer(client: SchedulerClient) -> None:
     assert times[-1] >= 0.3
     assert times[-1] < 20
     flags = ("--ttft-ms", "200", "--itl-ms", "50", "--prefill-us-per-token", "2000")
-    with start(*flags) as worker, SchedulerClient(worker.port) as slow:
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as slow:
         slow.GetModelInfo()
         begun = time.monotonic()
         stream = slow.Generate(generate_request("a", list(range(1, 101)), sampling={"max_new_tokens": 5}))
@@ -169,7 +157,7 @@ def test_pings_every_second_are_cut_off(worker: Worker) -> None:
 
 
 def test_sigterm_lets_open_streams_finish() -> None:
-    with start(*FLAGS) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*FLAGS) as worker, SchedulerClient(worker.port) as client:
         stream = client.Generate(generate_request("a", [115]))
         next(stream)
         worker.send(signal.SIGTERM)
@@ -182,7 +170,7 @@ def test_sigterm_lets_open_streams_finish() -> None:
 
 
 def test_a_subscription_holds_no_one_up() -> None:
-    with start() as worker, SchedulerClient(worker.port) as client:
+    with Worker() as worker, SchedulerClient(worker.port) as client:
         reader = KvReader(client)
         begun = time.monotonic()
         assert worker.stop(signal.SIGTERM) == 0
@@ -192,7 +180,7 @@ def test_a_subscription_holds_no_one_up() -> None:
 
 
 def test_sigint_cuts_streams() -> None:
-    with start(*FLAGS) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*FLAGS) as worker, SchedulerClient(worker.port) as client:
         stream = client.Generate(generate_request("a", [109]))
         wait_until(lambda: client.info()["running"] == 1, 5, "running")
         begun = time.monotonic()
@@ -203,7 +191,7 @@ def test_sigint_cuts_streams() -> None:
 
 def test_health_and_start() -> None:
     begun = time.monotonic()
-    with start("--fail-health", "--start-delay", "0.5") as worker, SchedulerClient(worker.port) as client:
+    with Worker("--fail-health", "--start-delay", "0.5") as worker, SchedulerClient(worker.port) as client:
         assert time.monotonic() - begun >= 0.5
         assert not client.HealthCheck().healthy
         worker.send(signal.SIGUSR1)
@@ -242,7 +230,7 @@ class KvReader(threading.Thread):
 
 
 def test_prefixes_are_cached_told_and_flushed() -> None:
-    with start("--block-size", "4") as worker, SchedulerClient(worker.port) as client:
+    with Worker("--block-size", "4") as worker, SchedulerClient(worker.port) as client:
         events = KvReader(client)
         prompt = list(range(1, 19))
         one = {"max_new_tokens": 1}
@@ -277,7 +265,7 @@ def test_prefixes_are_cached_told_and_flushed() -> None:
 
 def test_a_full_cache_evicts_and_holds_back() -> None:
     flags = (*FLAGS, "--block-size", "4", "--kv-tokens", "64")
-    with start(*flags) as worker, SchedulerClient(worker.port) as client:
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
         events = KvReader(client)
         for number in range(4):
             prompt = list(range(200 + 40 * number, 230 + 40 * number))
@@ -301,7 +289,7 @@ def test_a_full_cache_evicts_and_holds_back() -> None:
 
 
 def test_no_prefix_cache() -> None:
-    with start("--no-prefix-cache") as worker, SchedulerClient(worker.port) as client:
+    with Worker("--no-prefix-cache") as worker, SchedulerClient(worker.port) as client:
         for _ in range(2):
             (event,) = client.generate("a", list(range(1, 60)), stream=False)
             assert event.complete.cached_tokens == 0
@@ -315,8 +303,8 @@ def test_prefill_and_decode_meet() -> None:
     prefill_flags = ("--role", "prefill", "--bootstrap-port", str(port), "--bootstrap-timeout", "1")
     decode_flags = ("--role", "decode", "--bootstrap-timeout", "3")
     with (
-        start(*prefill_flags) as prefill,
-        start(*decode_flags) as decode,
+        Worker(*prefill_flags) as prefill,
+        Worker(*decode_flags) as decode,
         SchedulerClient(prefill.port) as first,
         SchedulerClient(decode.port) as second,
     ):
