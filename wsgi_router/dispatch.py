@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from wsgi_router import observability, runtime
 from wsgi_router.endings import Endings
@@ -36,10 +36,27 @@ from wsgi_router.errors import (
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import GenerateJob, MessageStream, RpcFailure, Transport
+from wsgi_router.workers.transport import (
+    Call,
+    GenerateJob,
+    GenerateTransport,
+    MessageStream,
+    Patience,
+    RpcFailure,
+)
 from wsgi_router.workers.worker import Lease, Worker
 
-__all__ = ["ENDED", "Dispatcher", "Ended", "GenerateJob", "Generation", "RpcFailure"]
+__all__ = [
+    "BLOCKED",
+    "ENDED",
+    "Blocked",
+    "Broken",
+    "Dispatcher",
+    "Ended",
+    "GenerateJob",
+    "Generation",
+    "RpcFailure",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -57,8 +74,24 @@ class Ended:
         return "ENDED"
 
 
+class Blocked:
+    """The socket that was lent to the answer takes no more for now."""
+
+    def __repr__(self) -> str:
+        return "BLOCKED"
+
+
+class Broken(NamedTuple):
+    """The native core has taken in a message that it cannot go on from."""
+
+    flags: int
+    message: bytes
+
+
 ENDED: Final = Ended()
-Item = bytes | Ended | RpcFailure
+BLOCKED: Final = Blocked()
+Item = bytes | int | Ended | Blocked | Broken | RpcFailure
+"""What comes of a choice: a message, or the flags of messages that the core has taken in already."""
 Ready = tuple[int, Item]
 
 
@@ -68,12 +101,12 @@ class _Choice:
     __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stale", "stream")
 
     def __init__(
-        self, index: int, request_id: str, lease: Lease, stream: MessageStream, patience: float
+        self, index: int, request_id: str, lease: Lease, stream: MessageStream | None, patience: float
     ) -> None:
         self.index = index
         self.request_id = request_id
         self.lease = lease
-        self.stream: MessageStream | None = stream  # None: the RPC has ended
+        self.stream: MessageStream | Call | None = stream  # None: the RPC has ended
         self.last = time.monotonic()
         self.patience = patience  # longest silence after `last`, in seconds
         self.ended = False  # for the request; its reader may still wait for the RPC's end
@@ -130,10 +163,34 @@ class _Queue:
         except Exception as error:
             _LOG.exception("reading from %s failed", choice.lease.worker.url)
             end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
+        self.over(choice, end)
+
+    def feed(self, choice: _Choice, open_call: Callable[[_Sink], Call]) -> None:
+        """Adds a choice whose events are pushed. Raises RpcFailure."""
+        with self._lock:
+            if not self.closed:
+                self.choices[choice.index] = choice
+        sink = _Sink(self, choice)
+        try:
+            call = open_call(sink)
+        except BaseException:
+            self.end(choice)
+            raise
+        with self._lock:
+            if not sink.over:
+                choice.stream = call
+        if choice.ended or self.closed:
+            self._drop(choice)
+
+    def over(self, choice: _Choice, end: Ended | RpcFailure, silent: bool = False) -> None:
+        """The RPC of a choice has come to its end by itself."""
         choice.stream = None
         self.dispatcher.endings.forget(choice)
         if self.end(choice, end):
-            self.dispatcher.note_end(choice.lease.worker, end)
+            if silent:
+                self.dispatcher.pool.report(choice.lease.worker, Event.CALL_SILENT)
+            else:
+                self.dispatcher.note_end(choice.lease.worker, end)
 
     def _wait_for_room(self, choice: _Choice) -> None:
         """Holds the reader, and by gRPC's flow control the worker, until the consumer has caught up."""
@@ -159,9 +216,7 @@ class _Queue:
         with self._lock:
             if not self.closed:
                 self.choices[choice.index] = choice
-                stream = choice.stream
-                assert stream is not None
-                runtime.spawn(self.read, choice, stream)
+                runtime.spawn(self.read, choice, choice.stream)
                 return
         self._drop(choice)
 
@@ -222,16 +277,52 @@ class _Queue:
         self.wakeup.set()
 
 
+class _Sink:
+    """Events of a choice whose transport pushes them; see `transport.Sink`."""
+
+    __slots__ = ("_choice", "_queue", "over")
+
+    def __init__(self, queue: _Queue, choice: _Choice) -> None:
+        self._queue = queue
+        self._choice = choice
+        self.over = False
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        self._put(flags if message is None else Broken(flags, message))
+
+    def message(self, message: bytes) -> None:
+        self._put(message)
+
+    def blocked(self) -> None:
+        self._put(BLOCKED)
+
+    def ended(self, failure: RpcFailure | None, silent: bool) -> None:
+        with self._queue._lock:
+            self.over = True
+        self._queue.over(self._choice, ENDED if failure is None else failure, silent)
+
+    def _put(self, item: Item) -> None:
+        if not self._choice.ended:
+            self._queue.ready.append((self._choice, item))
+            self._queue.wakeup.set()
+
+
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
-    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None, answer: Any) -> None:
         self._queue = _Queue(dispatcher)
         self._client = client
+        self.answer = answer
         self._opening: dict[int, _Opening] = {}  # by the index of their first choice
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
+
+    @property
+    def fed(self) -> bool:
+        """Whether the transport takes messages in by itself."""
+        return self._queue.dispatcher.transport.feeds
 
     @property
     def closed(self) -> bool:
@@ -365,7 +456,7 @@ class Dispatcher:
     def __init__(
         self,
         pool: WorkerPool,
-        transport: Transport,
+        transport: GenerateTransport,
         settings: Settings,
         first_failure: Callable[[bytes], str | None],
     ) -> None:
@@ -384,8 +475,11 @@ class Dispatcher:
         jobs: GenerateJob | Sequence[GenerateJob],
         client: runtime.ClientWatch | None = None,
         patience: float | None = None,
+        answer: Any = None,
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
+
+        `answer`: the native stream, for a transport that feeds it by itself.
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
@@ -398,7 +492,7 @@ class Dispatcher:
             streamed = all(job.streamed for job in jobs)
             patience = self._first_token_timeout if streamed else self._answer_timeout
         deadline = time.monotonic() + patience
-        generation = Generation(self, client)
+        generation = Generation(self, client, answer)
         try:
             for number, job in enumerate(jobs):
                 opening = _Opening(number * job.choices, job, deadline)
@@ -457,21 +551,28 @@ class Dispatcher:
             return UpstreamError.from_grpc(first.code, first.details)
         if isinstance(first, Ended):
             return WorkerProtocolError("The worker ended the request without an answer.")
+        if type(first) is not bytes:
+            return None
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
     def _add(self, generation: Generation, index: int, lease: Lease, body: bytes, patience: float) -> None:
         """Starts an RPC and its reader; the lease is the generation's from here on."""
         request_id = secrets.token_hex(_ID_BYTES)
+        request = _ID_FIELD + request_id.encode("ascii") + body
+        worker, queue = lease.worker, generation._queue
         try:
-            request = _ID_FIELD + request_id.encode("ascii") + body
-            stream = self.transport.open_stream(lease.worker, request)
+            if self.transport.feeds:
+                limits = Patience(patience, self.token_timeout)
+                call = functools.partial(
+                    self.transport.feed, worker, request, generation.answer, index, limits
+                )
+                queue.feed(_Choice(index, request_id, lease, None, math.inf), call)
+            else:
+                stream = self.transport.open_stream(worker, request)
+                queue.start(_Choice(index, request_id, lease, stream, patience))
         except BaseException as error:
             lease.release()
             if isinstance(error, RpcFailure):
-                self.note_end(lease.worker, error)
+                self.note_end(worker, error)
             raise
-        generation._queue.start(_Choice(index, request_id, lease, stream, patience))
-
-    def __repr__(self) -> str:
-        return f"<Dispatcher {self.pool!r}>"

@@ -17,19 +17,24 @@ from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
 from wsgi_router.grpc_client import GrpcTransport
+from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import Transport
+from wsgi_router.workers.transport import GenerateTransport
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
 _WORKERS_SECONDS: Final = 1.0
 
 
-MakeTransport = Callable[[Settings], Transport]
+MakeTransport = Callable[[Settings], GenerateTransport]
 
 
-TRANSPORTS: Final[Mapping[str, MakeTransport]] = {"auto": GrpcTransport, "grpcio": GrpcTransport}
+TRANSPORTS: Final[Mapping[str, MakeTransport]] = {
+    "auto": NativeTransport,
+    "grpcio": GrpcTransport,
+    "native": NativeTransport,
+}
 """By the names that the setting TRANSPORT takes."""
 
 
@@ -47,7 +52,7 @@ class Services:
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
         self._calls: Calls
-        self._transport: Transport
+        self._transport: GenerateTransport
         self._closing: runtime.Wakeup
 
     def start(self) -> None:
