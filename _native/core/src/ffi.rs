@@ -10,6 +10,8 @@
 //! - A panic never crosses the boundary: it becomes [`Code::Internal`]. The stream it happened in is spent and
 //!   answers every later call with that code.
 
+mod net;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::slice;
@@ -24,7 +26,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 3;
+pub const WR_ABI_VERSION: u32 = 4;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);

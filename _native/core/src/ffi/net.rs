@@ -1,0 +1,237 @@
+//! The native transport's part of the C ABI, under the conventions of [`super`].
+//!
+//! `WrNet` and `WrCall` may be used by several threads at once, but for `wr_net_events`, which one thread calls
+//! at a time. All of them belong to the process that made the net: after a fork they are not touched.
+
+use super::*;
+
+/// The process's connections to its workers, with a thread of their own.
+pub struct WrNet(());
+
+/// One gRPC call.
+pub struct WrCall(());
+
+/// What `WrEvent::kind` says.
+#[repr(C)]
+pub enum WrEventKind {
+    /// `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
+    /// those say that it failed, `data` is the message that led to it.
+    Fed = 0,
+    /// `data` is a message that was not fed.
+    Message = 1,
+    /// The call's last event: `status` is a gRPC code, `data` its details; `flags` may be `WR_SILENT`.
+    Ended = 2,
+    /// The client's socket takes no more: see `wr_stream_rest`. `status` is 1 if it is broken, else 0.
+    Blocked = 3,
+}
+
+/// Flag of an ended call: its worker was silent for too long.
+pub const WR_SILENT: u32 = 1;
+
+/// Something that happened to a call; the pointer lives until the next `wr_net_events`.
+#[repr(C)]
+pub struct WrEvent {
+    /// As given to `wr_net_generate` or `wr_net_unary`.
+    pub tag: u64,
+    /// A `WrEventKind`.
+    pub kind: u32,
+    pub flags: u32,
+    pub messages: u32,
+    pub status: i32,
+    pub data: *const u8,
+    pub len: usize,
+}
+
+fn later() -> Result<()> {
+    Err(Error::new(Code::Internal, "the native transport is not there yet"))
+}
+
+/// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_new(
+    options: *const u8,
+    options_len: usize,
+    out: *mut *mut WrNet,
+    err: *mut WrError,
+) -> i32 {
+    let _ = (options, options_len, out);
+    guard(err, later)
+}
+
+/// An eventfd, not blocking, that is readable when `wr_net_events` has something to tell. It lives as long as
+/// the net.
+///
+/// # Safety
+/// `handle` is live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_fd(handle: *const WrNet) -> i32 {
+    let _ = handle;
+    -1
+}
+
+/// Makes the eventfd unreadable and tells what has happened. The events live until the next call.
+///
+/// # Safety
+/// `handle` is live; no other thread is in this function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEvent, count: *mut usize) {
+    let _ = handle;
+    let _ = unsafe { give(out, std::ptr::null()) };
+    let _ = unsafe { give(count, 0) };
+}
+
+/// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
+/// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
+/// between messages; 0: for ever.
+///
+/// # Safety
+/// See the module's conventions. The stream may be freed before the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_generate(
+    handle: *mut WrNet,
+    address: *const u8,
+    address_len: usize,
+    request: *const u8,
+    request_len: usize,
+    stream: *mut WrStream,
+    choice: u32,
+    tag: u64,
+    first_ms: u64,
+    token_ms: u64,
+    out: *mut *mut WrCall,
+    err: *mut WrError,
+) -> i32 {
+    let _ = (handle, address, address_len, request, request_len, stream, choice, tag, first_ms, token_ms, out);
+    guard(err, later)
+}
+
+/// Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_unary(
+    handle: *mut WrNet,
+    address: *const u8,
+    address_len: usize,
+    method: *const u8,
+    method_len: usize,
+    request: *const u8,
+    request_len: usize,
+    tag: u64,
+    timeout_ms: u64,
+    out: *mut *mut WrCall,
+    err: *mut WrError,
+) -> i32 {
+    let _ = (handle, address, address_len, method, method_len, request, request_len, tag, timeout_ms, out);
+    guard(err, later)
+}
+
+/// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+///
+/// # Safety
+/// `handle` is live or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
+    let _ = handle;
+}
+
+/// Cancels and frees.
+///
+/// # Safety
+/// `handle` came from `wr_net_generate` or `wr_net_unary` and is freed once; its net may be freed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
+    let _ = handle;
+}
+
+/// Drops the connections to a worker; its calls end with UNAVAILABLE.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, address_len: usize) {
+    let _ = (handle, address, address_len);
+}
+
+/// Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, address: *const u8, address_len: usize) -> i64 {
+    let _ = (handle, address, address_len);
+    -1
+}
+
+/// Cancels all calls and ends the thread.
+///
+/// # Safety
+/// `handle` came from `wr_net_new` and is freed once; no other call on it is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
+    let _ = handle;
+}
+
+/// Lends the client's socket: what is ready, and what will be, is written to it as chunks of HTTP/1.1, with no
+/// last chunk. Ask `wr_stream_rest` afterwards, as after each call of yours that may write (`wr_stream_feed`,
+/// `wr_stream_end`, `wr_stream_fail`, `wr_stream_ping`, `wr_stream_resume`): events tell only of what the
+/// transport's own thread could not write.
+///
+/// # Safety
+/// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
+    let _ = fd;
+    guard_stream(handle, err, |_| later())
+}
+
+/// What the socket did not take, framed, to be sent by the caller (borrowed until the next call on this stream).
+/// Empty if it has taken everything, or if this was told already. May be asked after `wr_stream_reclaim` too.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_rest(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
+    guard_stream(handle, err, |_| unsafe { give(out, WrBytes::EMPTY) })
+}
+
+/// The rest was sent: what has come meanwhile is written, and the calls go on. Nothing happens if the socket is
+/// not blocked.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_resume(handle: *mut WrStream, err: *mut WrError) -> i32 {
+    guard_stream(handle, err, |_| later())
+}
+
+/// Takes the socket back: when this returns it is not touched any more, and bytes are for `wr_stream_take` again.
+/// `written` (may be null): bytes of the chunks' contents that were sent, or handed over as the rest.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_reclaim(handle: *mut WrStream, written: *mut u64, err: *mut WrError) -> i32 {
+    let _ = written;
+    guard_stream(handle, err, |_| later())
+}
+
+/// Writes `data` as a chunk to a lent socket, if nothing was written for `idle_ms` and it is not blocked.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_ping(
+    handle: *mut WrStream,
+    data: *const u8,
+    len: usize,
+    idle_ms: u64,
+    err: *mut WrError,
+) -> i32 {
+    let _ = (data, len, idle_ms);
+    guard_stream(handle, err, |_| later())
+}
