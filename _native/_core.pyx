@@ -22,6 +22,8 @@ CANCEL = 4
 ALL_DONE = 8
 FAILED = 16
 
+CANCELLED = 1  # gRPC's status
+
 INVALID_REQUEST = WR_CODE_INVALID_REQUEST
 CONTEXT_LENGTH = WR_CODE_CONTEXT_LENGTH
 TEMPLATE = WR_CODE_TEMPLATE
@@ -453,10 +455,11 @@ cdef class Net:
     def close(self):
         cdef WrNet *handle = self.handle
         self.handle = NULL
-        self.sinks.clear()
         if handle is not NULL and self.pid == getpid():
             with nogil:
                 wr_net_free(handle)
+        while self.sinks:
+            self.sinks.popitem()[1].ended(CANCELLED, "the transport was closed", False)
 
     def __dealloc__(self):
         if self.handle is not NULL and self.pid == getpid():
