@@ -11,6 +11,26 @@
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
 #define WR_ABI_VERSION 4
 
+#define OK 0
+
+#define CANCELLED 1
+
+#define UNKNOWN 2
+
+#define DEADLINE_EXCEEDED 4
+
+#define PERMISSION_DENIED 7
+
+#define RESOURCE_EXHAUSTED 8
+
+#define UNIMPLEMENTED 12
+
+#define INTERNAL 13
+
+#define UNAVAILABLE 14
+
+#define UNAUTHENTICATED 16
+
 // Flag of an ended call: its worker was silent for too long.
 #define WR_SILENT 1
 
@@ -119,7 +139,7 @@ typedef struct WrEvent {
   size_t len;
 } WrEvent;
 
-// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`) and
+// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`) and
 // `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 //
 // # Safety

@@ -3,13 +3,31 @@
 //! `WrNet` and `WrCall` may be used by several threads at once, but for `wr_net_events`, which one thread calls
 //! at a time. All of them belong to the process that made the net: after a fork they are not touched.
 
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
 use super::*;
+use crate::net::events::{Event, What};
+use crate::net::socket::Stop;
+use crate::net::{Call, Net, Options};
 
 /// The process's connections to its workers, with a thread of their own.
-pub struct WrNet(());
+pub struct WrNet {
+    net: Net,
+    told: Mutex<Told>,
+}
+
+/// What the last `wr_net_events` has told.
+#[derive(Default)]
+struct Told {
+    /// What `views` point into.
+    events: Vec<Event>,
+    views: Vec<WrEvent>,
+}
 
 /// One gRPC call.
-pub struct WrCall(());
+pub struct WrCall(Call);
 
 /// What `WrEvent::kind` says.
 #[repr(C)]
@@ -42,8 +60,50 @@ pub struct WrEvent {
     pub len: usize,
 }
 
-fn later() -> Result<()> {
-    Err(Error::new(Code::Internal, "the native transport is not there yet"))
+impl WrEvent {
+    /// The pointer is into `event`, which may be moved.
+    fn view(event: &Event) -> Self {
+        let view = |kind: WrEventKind, data: &[u8]| Self {
+            tag: event.tag,
+            kind: kind as u32,
+            flags: 0,
+            messages: 0,
+            status: 0,
+            data: data.as_ptr(),
+            len: data.len(),
+        };
+        match &event.what {
+            What::Fed { messages, flags, failed } => {
+                let data = failed.as_deref().unwrap_or_default();
+                Self { flags: *flags, messages: *messages, ..view(WrEventKind::Fed, data) }
+            }
+            What::Message(message) => Self { messages: 1, ..view(WrEventKind::Message, message) },
+            What::Blocked(stop) => {
+                Self { status: i32::from(*stop == Stop::Broken), ..view(WrEventKind::Blocked, &[]) }
+            }
+            What::Ended(status) => {
+                let flags = if status.silent { WR_SILENT } else { 0 };
+                let ended = view(WrEventKind::Ended, status.details.as_bytes());
+                Self { status: status.code, flags, ..ended }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `handle` is live or null.
+unsafe fn net<'a>(handle: *const WrNet) -> Result<&'a WrNet> {
+    unsafe { handle.as_ref() }.ok_or_else(|| null("net"))
+}
+
+/// Gives a call to the caller.
+///
+/// # Safety
+/// As [`give`].
+unsafe fn give_call(out: *mut *mut WrCall, call: Call) -> Result<()> {
+    unsafe { give(out, Box::into_raw(Box::new(WrCall(call)))) }?;
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    Ok(())
 }
 
 /// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
@@ -57,8 +117,13 @@ pub unsafe extern "C" fn wr_net_new(
     out: *mut *mut WrNet,
     err: *mut WrError,
 ) -> i32 {
-    let _ = (options, options_len, out);
-    guard(err, later)
+    guard(err, || {
+        let options = Options::from_json(unsafe { input(options, options_len) })?;
+        let net = Box::new(WrNet { net: Net::new(options)?, told: Mutex::default() });
+        unsafe { give(out, Box::into_raw(net)) }?;
+        NETS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    })
 }
 
 /// An eventfd, not blocking, that is readable when `wr_net_events` has something to tell. It lives as long as
@@ -68,8 +133,7 @@ pub unsafe extern "C" fn wr_net_new(
 /// `handle` is live.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_fd(handle: *const WrNet) -> i32 {
-    let _ = handle;
-    -1
+    unsafe { net(handle) }.map_or(-1, |handle| handle.net.fd().as_raw_fd())
 }
 
 /// Makes the eventfd unreadable and tells what has happened. The events live until the next call.
@@ -78,9 +142,18 @@ pub unsafe extern "C" fn wr_net_fd(handle: *const WrNet) -> i32 {
 /// `handle` is live; no other thread is in this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEvent, count: *mut usize) {
-    let _ = handle;
-    let _ = unsafe { give(out, std::ptr::null()) };
     let _ = unsafe { give(count, 0) };
+    guard(std::ptr::null_mut(), || {
+        let handle = unsafe { net(handle) }?;
+        let mut told = handle.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let Told { events, views } = &mut *told;
+        views.clear();
+        events.clear();
+        handle.net.fetch(events);
+        views.extend(events.iter().map(WrEvent::view));
+        unsafe { give(out, views.as_ptr()) }?;
+        unsafe { give(count, views.len()) }
+    });
 }
 
 /// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
@@ -104,8 +177,18 @@ pub unsafe extern "C" fn wr_net_generate(
     out: *mut *mut WrCall,
     err: *mut WrError,
 ) -> i32 {
-    let _ = (handle, address, address_len, request, request_len, stream, choice, tag, first_ms, token_ms, out);
-    guard(err, later)
+    guard(err, || {
+        let answer = unsafe { stream.as_ref() }.map(|stream| (Arc::clone(&stream.shared), choice));
+        let call = unsafe { net(handle) }?.net.generate(
+            unsafe { text(address, address_len) }?,
+            unsafe { input(request, request_len) },
+            answer,
+            tag,
+            Duration::from_millis(first_ms),
+            Duration::from_millis(token_ms),
+        )?;
+        unsafe { give_call(out, call) }
+    })
 }
 
 /// Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
@@ -126,8 +209,16 @@ pub unsafe extern "C" fn wr_net_unary(
     out: *mut *mut WrCall,
     err: *mut WrError,
 ) -> i32 {
-    let _ = (handle, address, address_len, method, method_len, request, request_len, tag, timeout_ms, out);
-    guard(err, later)
+    guard(err, || {
+        let call = unsafe { net(handle) }?.net.unary(
+            unsafe { text(address, address_len) }?,
+            unsafe { text(method, method_len) }?,
+            unsafe { input(request, request_len) },
+            tag,
+            Duration::from_millis(timeout_ms),
+        )?;
+        unsafe { give_call(out, call) }
+    })
 }
 
 /// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
@@ -136,7 +227,9 @@ pub unsafe extern "C" fn wr_net_unary(
 /// `handle` is live or null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
-    let _ = handle;
+    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
+        call.cancel();
+    }
 }
 
 /// Cancels and frees.
@@ -145,7 +238,10 @@ pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
 /// `handle` came from `wr_net_generate` or `wr_net_unary` and is freed once; its net may be freed before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
-    let _ = handle;
+    if !handle.is_null() {
+        drop(unsafe { Box::from_raw(handle) });
+        CALLS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Drops the connections to a worker; its calls end with UNAVAILABLE.
@@ -154,7 +250,10 @@ pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, address_len: usize) {
-    let _ = (handle, address, address_len);
+    guard(std::ptr::null_mut(), || {
+        unsafe { net(handle) }?.net.forget(unsafe { text(address, address_len) }?);
+        Ok(())
+    });
 }
 
 /// Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
@@ -163,8 +262,10 @@ pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, a
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, address: *const u8, address_len: usize) -> i64 {
-    let _ = (handle, address, address_len);
-    -1
+    let (Ok(handle), Ok(address)) = (unsafe { net(handle) }, unsafe { text(address, address_len) }) else {
+        return -1;
+    };
+    handle.net.heard(address)
 }
 
 /// Cancels all calls and ends the thread.
@@ -173,7 +274,10 @@ pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, address: *const u8, 
 /// `handle` came from `wr_net_new` and is freed once; no other call on it is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
-    let _ = handle;
+    if !handle.is_null() {
+        drop(unsafe { Box::from_raw(handle) });
+        NETS.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Lends the client's socket: what is ready, and what will be, is written to it as chunks of HTTP/1.1, with no
@@ -185,8 +289,14 @@ pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
 /// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
-    let _ = fd;
-    guard_stream(handle, err, |_| later())
+    guard_stream(handle, err, |shared, inner, _| {
+        if fd < 0 {
+            return Err(Error::new(Code::Internal, "no socket was lent"));
+        }
+        // SAFETY: the caller keeps it open until it takes it back, or frees the stream.
+        shared.lend(inner, unsafe { BorrowedFd::borrow_raw(fd) });
+        Ok(())
+    })
 }
 
 /// What the socket did not take, framed, to be sent by the caller (borrowed until the next call on this stream).
@@ -196,7 +306,10 @@ pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mu
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_rest(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |_| unsafe { give(out, WrBytes::EMPTY) })
+    guard_stream(handle, err, |_, inner, taken| {
+        inner.rest(taken);
+        unsafe { give(out, WrBytes::borrowed(taken)) }
+    })
 }
 
 /// The rest was sent: what has come meanwhile is written, and the calls go on. Nothing happens if the socket is
@@ -206,7 +319,10 @@ pub unsafe extern "C" fn wr_stream_rest(handle: *mut WrStream, out: *mut WrBytes
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_resume(handle: *mut WrStream, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |_| later())
+    guard_stream(handle, err, |shared, inner, _| {
+        shared.resume(inner);
+        Ok(())
+    })
 }
 
 /// Takes the socket back: when this returns it is not touched any more, and bytes are for `wr_stream_take` again.
@@ -215,9 +331,20 @@ pub unsafe extern "C" fn wr_stream_resume(handle: *mut WrStream, err: *mut WrErr
 /// # Safety
 /// See the module's conventions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_reclaim(handle: *mut WrStream, written: *mut u64, err: *mut WrError) -> i32 {
-    let _ = written;
-    guard_stream(handle, err, |_| later())
+pub unsafe extern "C" fn wr_stream_reclaim(
+    handle: *mut WrStream,
+    written: *mut u64,
+    err: *mut WrError,
+) -> i32 {
+    // A spent stream gives its socket back too.
+    let Some(WrStream { shared, .. }) = (unsafe { handle.as_ref() }) else {
+        return guard(err, || Err(null("stream")));
+    };
+    let count = shared.reclaim(&mut shared.lock());
+    if !written.is_null() {
+        unsafe { written.write(count) };
+    }
+    0
 }
 
 /// Writes `data` as a chunk to a lent socket, if nothing was written for `idle_ms` and it is not blocked.
@@ -232,6 +359,8 @@ pub unsafe extern "C" fn wr_stream_ping(
     idle_ms: u64,
     err: *mut WrError,
 ) -> i32 {
-    let _ = (data, len, idle_ms);
-    guard_stream(handle, err, |_| later())
+    guard_stream(handle, err, |_, inner, _| {
+        inner.ping(unsafe { input(data, len) }, Duration::from_millis(idle_ms));
+        Ok(())
+    })
 }
