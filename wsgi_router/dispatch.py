@@ -366,7 +366,7 @@ class Generation:
             if client is not None and client.poll_seconds is not None:
                 client.poll(now)
                 pause = min(pause, client.poll_seconds)
-            queue.wakeup.wait(pause)
+            queue.wakeup.wait(None if pause == math.inf else pause)
             if queue.ready:
                 return True
             now = time.monotonic()

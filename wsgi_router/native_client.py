@@ -147,8 +147,12 @@ class NativeTransport:
                 raise RpcFailure("DEADLINE_EXCEEDED", f"no answer for {timeout:g} seconds")
         finally:
             call.close()
-        if events.failure is not None:
-            raise events.failure
+        failure, events.failure = events.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # else the error would hold itself by its traceback
         assert events.answer is not None
         return events.answer
 

@@ -51,4 +51,4 @@ class Events:
         """Waits for so many items."""
         deadline = time.monotonic() + seconds
         while len(self.items) < count:
-            assert self._wakeup.wait(deadline - time.monotonic()), "nothing more came"
+            assert self._wakeup.wait(deadline - time.monotonic()), f"nothing more came: {self.ends}"
