@@ -120,7 +120,7 @@ impl Worker {
     /// None: the address is no `host:port`.
     pub fn new(address: &str, options: Options) -> Option<Arc<Self>> {
         let authority: Authority = address.parse().ok()?;
-        authority.port_u16()?;
+        authority.port_u16().filter(|_| !authority.host().is_empty())?;
         Some(Arc::new(Self {
             address: address.to_owned(),
             authority,
@@ -245,6 +245,16 @@ impl Worker {
     fn sweep(&self) {
         self.lock().links.retain(|link| !link.closed.load(Ordering::Relaxed));
         self.changed.notify_waiters();
+    }
+
+    #[cfg(test)]
+    pub fn connections(&self) -> usize {
+        self.lock().links.len()
+    }
+
+    #[cfg(test)]
+    pub fn calls(&self) -> usize {
+        self.lock().links.iter().map(|link| link.calls.load(Ordering::Relaxed)).sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
