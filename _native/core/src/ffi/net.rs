@@ -33,7 +33,7 @@ pub struct WrCall(Call);
 #[repr(C)]
 pub enum WrEventKind {
     /// `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
-    /// those say that it failed, `data` is the message that led to it.
+    /// those say that it failed, `data` is the message that led to it; else it is null.
     Fed = 0,
     /// `data` is a message that was not fed.
     Message = 1,
@@ -74,8 +74,9 @@ impl WrEvent {
         };
         match &event.what {
             What::Fed { messages, flags, failed } => {
-                let data = failed.as_deref().unwrap_or_default();
-                Self { flags: *flags, messages: *messages, ..view(WrEventKind::Fed, data) }
+                let fed = view(WrEventKind::Fed, failed.as_deref().unwrap_or_default());
+                let data = if failed.is_some() { fed.data } else { std::ptr::null() };
+                Self { flags: *flags, messages: *messages, data, ..fed }
             }
             What::Message(message) => Self { messages: 1, ..view(WrEventKind::Message, message) },
             What::Blocked(stop) => {
@@ -386,6 +387,18 @@ mod tests {
 
     fn borrowed(bytes: &WrBytes) -> &[u8] {
         unsafe { input(bytes.ptr, bytes.len) }
+    }
+
+    #[test]
+    fn a_fed_event_has_data_if_it_has_a_message() {
+        let view =
+            |failed| WrEvent::view(&Event { tag: 1, what: What::Fed { messages: 2, flags: 3, failed } });
+        let none = view(None);
+        assert_eq!((none.tag, none.messages, none.flags), (1, 2, 3));
+        assert!(none.data.is_null());
+        let empty = view(Some(bytes::Bytes::new()));
+        assert!(!empty.data.is_null());
+        assert_eq!(empty.len, 0);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -70,7 +70,7 @@ async fn converse(net: &Shared, job: Job, outlet: Outlet, mailbox: &Arc<Mailbox>
     let broken = |error: &h2::Error| Status::of_h2(error, &job.worker.address, lease.link.dropped());
     let answered = patience.within(response).await.map_err(|Silence| expired(deadline, limit))?;
     let (head, mut body) = answered.map_err(|error| broken(&error))?.into_parts();
-    job.worker.hear();
+    job.worker.hear(Instant::now());
     if let Some(status) = Status::told(&head.headers) {
         return Ok(status);
     }
@@ -233,13 +233,13 @@ impl Reader<'_> {
             Outlet::Mail => self.mailbox.room(limit).await,
             Outlet::Stream { answer, .. } => answer.room(limit).await,
         }
-        self.alive();
+        self.alive(Instant::now());
     }
 
     /// The worker gave a sign of life; the deadline of a whole call does not care.
-    fn alive(&mut self) {
+    fn alive(&mut self, now: Instant) {
         if let Deadline::Silence { between, .. } = self.deadline {
-            self.patience.renew();
+            self.patience.renew(now);
             if !std::mem::replace(&mut self.begun, true) {
                 self.patience.allow(between);
             }
@@ -276,7 +276,7 @@ impl Reader<'_> {
     ) -> Turn {
         let mut bytes = 0;
         let turn = loop {
-            match self.frames.next() {
+            match self.frames.cut() {
                 Err(status) => break Turn::Failed(status),
                 Ok(Some(message)) => {
                     self.batch.push(message);
@@ -305,9 +305,10 @@ impl Reader<'_> {
 
     /// Gives the burst to its consumer. Errors: the stream's own.
     fn deliver(&mut self) -> Result<Next, Status> {
-        self.worker.hear();
+        let now = Instant::now();
+        self.worker.hear(now);
         let first = !self.begun;
-        self.alive();
+        self.alive(now);
         if first && matches!(self.outlet, Outlet::Stream { .. }) && first_failure(&self.batch[0]).is_some() {
             self.outlet = Outlet::Mail;
         }

@@ -38,7 +38,7 @@ const RESETS: usize = 1000;
 /// One connection.
 pub struct Link {
     sender: SendRequest<Bytes>,
-    driver: AbortHandle,
+    driver: Driver,
     /// Calls that hold it.
     calls: AtomicUsize,
     /// It was leased since the last look.
@@ -66,7 +66,7 @@ impl Link {
     fn drop_now(&self, why: &str) {
         self.close();
         let _ = self.dropped.set(why.to_owned());
-        self.driver.abort();
+        self.driver.0.abort();
     }
 
     /// Does the worker still take calls on it?
@@ -133,8 +133,8 @@ impl Worker {
     }
 
     /// Something of a call came.
-    pub fn hear(&self) {
-        self.heard.store(self.born.elapsed().as_millis() as i64, Ordering::Relaxed);
+    pub fn hear(&self, now: Instant) {
+        self.heard.store(now.duration_since(self.born).as_millis() as i64, Ordering::Relaxed);
     }
 
     /// Milliseconds since something of a call came, −1 if nothing ever did.
@@ -222,7 +222,7 @@ impl Worker {
         pings.ping(Ping::opaque()).await.map_err(|error| error.to_string())?;
         let link = Arc::new(Link {
             sender,
-            driver: driver.keep(),
+            driver,
             calls: AtomicUsize::new(0),
             used: AtomicBool::new(true),
             closed,
@@ -262,16 +262,8 @@ impl Worker {
     }
 }
 
-/// Stops what drives a connection that did not come about.
+/// What moves a connection's bytes; it ends with this, for there are no calls by then.
 struct Driver(AbortHandle);
-
-impl Driver {
-    fn keep(self) -> AbortHandle {
-        let handle = self.0.clone();
-        std::mem::forget(self);
-        handle
-    }
-}
 
 impl Drop for Driver {
     fn drop(&mut self) {

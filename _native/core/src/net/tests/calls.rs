@@ -55,7 +55,7 @@ fn a_message_may_be_larger_than_all_windows() {
 #[test]
 fn a_large_request_passes_a_small_window() {
     let mut builder = h2::server::Builder::new();
-    builder.initial_window_size(1000).initial_connection_window_size(70_000);
+    builder.initial_window_size(16000).initial_connection_window_size(70_000);
     let server = Server::with(builder, |_| vec![Step::Request, data(b"ok"), fine()]);
     let mut client = Client::new();
     let request = vec![1; 5 << 20];
