@@ -56,8 +56,28 @@ pub enum Outlet {
 
 /// Runs a call and tells its end.
 pub async fn run(net: Arc<Shared>, job: Job, outlet: Outlet, mailbox: Arc<Mailbox>) {
-    let status = converse(&net, job, outlet, &mailbox).await.unwrap_or_else(|status| status);
-    net.events.post(&mailbox, true, |mail| mail.ended = Some(status));
+    let mut ending = Ending::new(net, mailbox);
+    ending.status = converse(&ending.net, job, outlet, &ending.mailbox).await.unwrap_or_else(|status| status);
+}
+
+/// Tells the end of a call when it is dropped, so that a panic is an end too.
+struct Ending {
+    net: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    status: Status,
+}
+
+impl Ending {
+    fn new(net: Arc<Shared>, mailbox: Arc<Mailbox>) -> Self {
+        Self { net, mailbox, status: Status::new(INTERNAL, "the call failed in the native core") }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let status = self.status.clone();
+        self.net.events.post(&self.mailbox, true, |mail| mail.ended = Some(status));
+    }
 }
 
 /// Ok and Err are both how it ended; Err is what we found out for ourselves.
@@ -394,4 +414,34 @@ async fn cede() {
         Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::events::What;
+    use crate::net::{Net, Options};
+
+    #[test]
+    fn a_call_that_panics_has_an_end() {
+        let net = Net::new(Options::default()).unwrap();
+        let ending = Ending::new(Arc::clone(&net.shared), Mailbox::new(3));
+        let task = net.runtime.spawn(async move {
+            let _ending = ending;
+            panic!("boom");
+        });
+        assert!(net.runtime.block_on(task).unwrap_err().is_panic());
+        let mut told = Vec::new();
+        net.fetch(&mut told);
+        assert!(matches!(&told[0].what, What::Ended(status) if status.code == INTERNAL), "{told:?}");
+    }
+
+    #[test]
+    fn a_timeout_has_at_most_eight_digits() {
+        let text = |millis| timeout(Duration::from_millis(millis)).to_str().unwrap().to_owned();
+        assert_eq!(text(1), "1m");
+        assert_eq!(text(99_999_999), "99999999m");
+        assert_eq!(text(100_000_000), "100000S");
+        assert_eq!(text(u64::MAX), "99999999S");
+    }
 }

@@ -309,11 +309,23 @@ async fn drive<I>(connection: Connection<I>, closed: Arc<AtomicBool>, worker: We
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
+    let _closing = Closing { closed, worker };
     // Its calls hear of the error too, each for itself.
     let _ = connection.await;
-    closed.store(true, Ordering::Relaxed);
-    if let Some(worker) = worker.upgrade() {
-        worker.sweep();
+}
+
+/// Takes no new calls on a connection that nothing drives any more, for whatever reason.
+struct Closing {
+    closed: Arc<AtomicBool>,
+    worker: Weak<Worker>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        if let Some(worker) = self.worker.upgrade() {
+            worker.sweep();
+        }
     }
 }
 
