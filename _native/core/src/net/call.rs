@@ -318,8 +318,10 @@ impl Reader<'_> {
                 }
             }
         };
-        // It fails only for more than was received.
-        let _ = body.flow_control().release_capacity(bytes);
+        if bytes > 0 {
+            // It fails only for more than was received.
+            let _ = body.flow_control().release_capacity(bytes);
+        }
         turn
     }
 
