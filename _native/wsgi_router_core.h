@@ -64,7 +64,7 @@ typedef int32_t WrCode;
 // What `WrEvent::kind` says.
 typedef enum WrEventKind {
   // `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
-  // those say that it failed, `data` is the message that led to it.
+  // those say that it failed, `data` is the message that led to it; else it is null.
   WR_EVENT_KIND_FED = 0,
   // `data` is a message that was not fed.
   WR_EVENT_KIND_MESSAGE = 1,

@@ -601,7 +601,7 @@ pub unsafe extern "C" fn wr_first_failure(message: *const u8, message_len: usize
 mod tests {
     use super::*;
 
-    fn blank() -> WrError {
+    pub(super) fn blank() -> WrError {
         WrError { code: 0, message: WrBytes::EMPTY, param: WrBytes::EMPTY }
     }
 

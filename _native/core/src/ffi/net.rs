@@ -33,7 +33,7 @@ pub struct WrCall(Call);
 #[repr(C)]
 pub enum WrEventKind {
     /// `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
-    /// those say that it failed, `data` is the message that led to it.
+    /// those say that it failed, `data` is the message that led to it; else it is null.
     Fed = 0,
     /// `data` is a message that was not fed.
     Message = 1,
@@ -74,8 +74,9 @@ impl WrEvent {
         };
         match &event.what {
             What::Fed { messages, flags, failed } => {
-                let data = failed.as_deref().unwrap_or_default();
-                Self { flags: *flags, messages: *messages, ..view(WrEventKind::Fed, data) }
+                let fed = view(WrEventKind::Fed, failed.as_deref().unwrap_or_default());
+                let data = if failed.is_some() { fed.data } else { std::ptr::null() };
+                Self { flags: *flags, messages: *messages, data, ..fed }
             }
             What::Message(message) => Self { messages: 1, ..view(WrEventKind::Message, message) },
             What::Blocked(stop) => {
@@ -363,4 +364,131 @@ pub unsafe extern "C" fn wr_stream_ping(
         inner.ping(unsafe { input(data, len) }, Duration::from_millis(idle_ms));
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::tests::blank;
+    use super::*;
+    use crate::tokenizer::fixtures::{byte_level_file, load};
+
+    fn stream() -> *mut WrStream {
+        let options = br#"{"id": "x", "created": 1, "model": "m", "streaming": true}"#;
+        let tokenizer = WrTokenizer { tokenizer: Arc::new(load(&byte_level_file())), template: None };
+        let mut handle = std::ptr::null_mut();
+        let code =
+            unsafe { wr_stream_new(&tokenizer, options.as_ptr(), options.len(), &mut handle, &mut blank()) };
+        assert_eq!(code, 0);
+        handle
+    }
+
+    fn borrowed(bytes: &WrBytes) -> &[u8] {
+        unsafe { input(bytes.ptr, bytes.len) }
+    }
+
+    #[test]
+    fn a_fed_event_has_data_if_it_has_a_message() {
+        let view =
+            |failed| WrEvent::view(&Event { tag: 1, what: What::Fed { messages: 2, flags: 3, failed } });
+        let none = view(None);
+        assert_eq!((none.tag, none.messages, none.flags), (1, 2, 3));
+        assert!(none.data.is_null());
+        let empty = view(Some(bytes::Bytes::new()));
+        assert!(!empty.data.is_null());
+        assert_eq!(empty.len, 0);
+    }
+
+    #[test]
+    fn a_call_s_end_is_told_through_handles() {
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let mut handle = std::ptr::null_mut();
+        let mut call = std::ptr::null_mut();
+        let stream = stream();
+        unsafe {
+            assert_eq!(wr_net_new(b"{}".as_ptr(), 2, &mut handle, &mut blank()), 0);
+            assert!(wr_net_fd(handle) >= 0);
+            let (at, len) = (gone.as_ptr(), gone.len());
+            let request = b"request";
+            let (body, size) = (request.as_ptr(), request.len());
+            let code =
+                wr_net_generate(handle, at, len, body, size, stream, 0, 77, 0, 0, &mut call, &mut blank());
+            assert_eq!(code, 0);
+            let (mut events, mut count) = (std::ptr::null(), 0);
+            while count == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+                wr_net_events(handle, &mut events, &mut count);
+            }
+            let told = input(events, count);
+            assert_eq!((count, told[0].tag, told[0].kind), (1, 77, WrEventKind::Ended as u32));
+            assert_eq!((told[0].status, told[0].flags), (14, 0));
+            let words = String::from_utf8_lossy(input(told[0].data, told[0].len));
+            assert!(words.starts_with(&format!("connect to {gone} failed: ")), "{words}");
+            assert_eq!(wr_net_heard(handle, at, len), -1);
+            wr_net_forget(handle, at, len);
+            // In any order.
+            wr_stream_free(stream);
+            wr_net_free(handle);
+            wr_call_cancel(call);
+            wr_call_free(call);
+        }
+    }
+
+    #[test]
+    fn wrong_arguments_are_errors_and_null_handles_may_be_freed() {
+        let (mut handle, mut call) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let internal = Code::Internal as i32;
+        unsafe {
+            let options = br#"{"threads": 4}"#;
+            let code = wr_net_new(options.as_ptr(), options.len(), &mut handle, std::ptr::null_mut());
+            assert_eq!(code, internal);
+            let null = std::ptr::null_mut();
+            let (at, len) = (b"h:1".as_ptr(), 3);
+            let code =
+                wr_net_unary(null, at, len, b"M".as_ptr(), 1, at, 0, 1, 0, &mut call, std::ptr::null_mut());
+            assert_eq!(code, internal);
+            assert_eq!(wr_net_fd(null), -1);
+            assert_eq!(wr_net_heard(null, at, len), -1);
+            let (mut events, mut count) = (std::ptr::null(), 7);
+            wr_net_events(null, &mut events, &mut count);
+            assert_eq!(count, 0);
+            wr_net_forget(null, at, len);
+            wr_call_cancel(std::ptr::null_mut());
+            wr_call_free(std::ptr::null_mut());
+            wr_net_free(null);
+        }
+    }
+
+    #[test]
+    fn a_lent_socket_gets_what_python_says() {
+        let stream = stream();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut got = vec![0; 4096];
+        let mut received = || std::io::Read::read(&mut &theirs, &mut got).map(|count| got[..count].to_vec());
+        let mut bytes = WrBytes::EMPTY;
+        let mut written = 0;
+        let error = b"{\"error\": {}}";
+        unsafe {
+            assert_ne!(wr_stream_lend(stream, -1, std::ptr::null_mut()), 0);
+            assert_eq!(wr_stream_lend(stream, ours.as_raw_fd(), std::ptr::null_mut()), 0);
+            assert!(received().is_err());
+            assert_eq!(wr_stream_fail(stream, error.as_ptr(), error.len(), std::ptr::null_mut()), 0);
+            let content = "data: {\"error\": {}}\n\ndata: [DONE]\n\n";
+            let chunk = format!("{:X}\r\n{content}\r\n", content.len());
+            assert_eq!(received().unwrap(), chunk.as_bytes());
+            assert_eq!(wr_stream_rest(stream, &mut bytes, std::ptr::null_mut()), 0);
+            assert!(borrowed(&bytes).is_empty());
+            assert_eq!(wr_stream_resume(stream, std::ptr::null_mut()), 0);
+            assert_eq!(wr_stream_ping(stream, b"::".as_ptr(), 2, 0, std::ptr::null_mut()), 0);
+            assert_eq!(received().unwrap(), b"2\r\n::\r\n");
+            assert_eq!(wr_stream_reclaim(stream, &mut written, std::ptr::null_mut()), 0);
+            assert_eq!(written, content.len() as u64 + 2);
+            assert_eq!(wr_stream_take(stream, &mut bytes, std::ptr::null_mut()), 0);
+            assert!(borrowed(&bytes).is_empty());
+            wr_stream_free(stream);
+        }
+    }
 }

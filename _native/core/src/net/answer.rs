@@ -119,7 +119,7 @@ impl Inner {
         self.waiting = if self.stream.buffer().is_empty() { 0 } else { self.waiting + messages };
     }
 
-    fn guarded<T>(&mut self, work: impl FnOnce(&mut Stream) -> Result<T>) -> Result<T> {
+    pub fn guarded<T>(&mut self, work: impl FnOnce(&mut Stream) -> Result<T>) -> Result<T> {
         if self.spent {
             return Err(spent());
         }

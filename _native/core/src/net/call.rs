@@ -5,7 +5,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::RecvStream;
@@ -56,8 +56,28 @@ pub enum Outlet {
 
 /// Runs a call and tells its end.
 pub async fn run(net: Arc<Shared>, job: Job, outlet: Outlet, mailbox: Arc<Mailbox>) {
-    let status = converse(&net, job, outlet, &mailbox).await.unwrap_or_else(|status| status);
-    net.events.post(&mailbox, true, |mail| mail.ended = Some(status));
+    let mut ending = Ending::new(net, mailbox);
+    ending.status = converse(&ending.net, job, outlet, &ending.mailbox).await.unwrap_or_else(|status| status);
+}
+
+/// Tells the end of a call when it is dropped, so that a panic is an end too.
+struct Ending {
+    net: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    status: Status,
+}
+
+impl Ending {
+    fn new(net: Arc<Shared>, mailbox: Arc<Mailbox>) -> Self {
+        Self { net, mailbox, status: Status::new(INTERNAL, "the call failed in the native core") }
+    }
+}
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let status = self.status.clone();
+        self.net.events.post(&self.mailbox, true, |mail| mail.ended = Some(status));
+    }
 }
 
 /// Ok and Err are both how it ended; Err is what we found out for ourselves.
@@ -70,7 +90,7 @@ async fn converse(net: &Shared, job: Job, outlet: Outlet, mailbox: &Arc<Mailbox>
     let broken = |error: &h2::Error| Status::of_h2(error, &job.worker.address, lease.link.dropped());
     let answered = patience.within(response).await.map_err(|Silence| expired(deadline, limit))?;
     let (head, mut body) = answered.map_err(|error| broken(&error))?.into_parts();
-    job.worker.hear();
+    job.worker.hear(Instant::now());
     if let Some(status) = Status::told(&head.headers) {
         return Ok(status);
     }
@@ -233,13 +253,13 @@ impl Reader<'_> {
             Outlet::Mail => self.mailbox.room(limit).await,
             Outlet::Stream { answer, .. } => answer.room(limit).await,
         }
-        self.alive();
+        self.alive(Instant::now());
     }
 
     /// The worker gave a sign of life; the deadline of a whole call does not care.
-    fn alive(&mut self) {
+    fn alive(&mut self, now: Instant) {
         if let Deadline::Silence { between, .. } = self.deadline {
-            self.patience.renew();
+            self.patience.renew(now);
             if !std::mem::replace(&mut self.begun, true) {
                 self.patience.allow(between);
             }
@@ -276,7 +296,7 @@ impl Reader<'_> {
     ) -> Turn {
         let mut bytes = 0;
         let turn = loop {
-            match self.frames.next() {
+            match self.frames.cut() {
                 Err(status) => break Turn::Failed(status),
                 Ok(Some(message)) => {
                     self.batch.push(message);
@@ -298,16 +318,19 @@ impl Reader<'_> {
                 }
             }
         };
-        // It fails only for more than was received.
-        let _ = body.flow_control().release_capacity(bytes);
+        if bytes > 0 {
+            // It fails only for more than was received.
+            let _ = body.flow_control().release_capacity(bytes);
+        }
         turn
     }
 
     /// Gives the burst to its consumer. Errors: the stream's own.
     fn deliver(&mut self) -> Result<Next, Status> {
-        self.worker.hear();
+        let now = Instant::now();
+        self.worker.hear(now);
         let first = !self.begun;
-        self.alive();
+        self.alive(now);
         if first && matches!(self.outlet, Outlet::Stream { .. }) && first_failure(&self.batch[0]).is_some() {
             self.outlet = Outlet::Mail;
         }
@@ -393,4 +416,34 @@ async fn cede() {
         Poll::Pending
     })
     .await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::events::What;
+    use crate::net::{Net, Options};
+
+    #[test]
+    fn a_call_that_panics_has_an_end() {
+        let net = Net::new(Options::default()).unwrap();
+        let ending = Ending::new(Arc::clone(&net.shared), Mailbox::new(3));
+        let task = net.runtime.spawn(async move {
+            let _ending = ending;
+            panic!("boom");
+        });
+        assert!(net.runtime.block_on(task).unwrap_err().is_panic());
+        let mut told = Vec::new();
+        net.fetch(&mut told);
+        assert!(matches!(&told[0].what, What::Ended(status) if status.code == INTERNAL), "{told:?}");
+    }
+
+    #[test]
+    fn a_timeout_has_at_most_eight_digits() {
+        let text = |millis| timeout(Duration::from_millis(millis)).to_str().unwrap().to_owned();
+        assert_eq!(text(1), "1m");
+        assert_eq!(text(99_999_999), "99999999m");
+        assert_eq!(text(100_000_000), "100000S");
+        assert_eq!(text(u64::MAX), "99999999S");
+    }
 }

@@ -38,7 +38,7 @@ const RESETS: usize = 1000;
 /// One connection.
 pub struct Link {
     sender: SendRequest<Bytes>,
-    driver: AbortHandle,
+    driver: Driver,
     /// Calls that hold it.
     calls: AtomicUsize,
     /// It was leased since the last look.
@@ -66,7 +66,7 @@ impl Link {
     fn drop_now(&self, why: &str) {
         self.close();
         let _ = self.dropped.set(why.to_owned());
-        self.driver.abort();
+        self.driver.0.abort();
     }
 
     /// Does the worker still take calls on it?
@@ -120,7 +120,7 @@ impl Worker {
     /// None: the address is no `host:port`.
     pub fn new(address: &str, options: Options) -> Option<Arc<Self>> {
         let authority: Authority = address.parse().ok()?;
-        authority.port_u16()?;
+        authority.port_u16().filter(|_| !authority.host().is_empty())?;
         Some(Arc::new(Self {
             address: address.to_owned(),
             authority,
@@ -133,8 +133,8 @@ impl Worker {
     }
 
     /// Something of a call came.
-    pub fn hear(&self) {
-        self.heard.store(self.born.elapsed().as_millis() as i64, Ordering::Relaxed);
+    pub fn hear(&self, now: Instant) {
+        self.heard.store(now.duration_since(self.born).as_millis() as i64, Ordering::Relaxed);
     }
 
     /// Milliseconds since something of a call came, −1 if nothing ever did.
@@ -222,7 +222,7 @@ impl Worker {
         pings.ping(Ping::opaque()).await.map_err(|error| error.to_string())?;
         let link = Arc::new(Link {
             sender,
-            driver: driver.keep(),
+            driver,
             calls: AtomicUsize::new(0),
             used: AtomicBool::new(true),
             closed,
@@ -247,21 +247,23 @@ impl Worker {
         self.changed.notify_waiters();
     }
 
+    #[cfg(test)]
+    pub fn connections(&self) -> usize {
+        self.lock().links.len()
+    }
+
+    #[cfg(test)]
+    pub fn calls(&self) -> usize {
+        self.lock().links.iter().map(|link| link.calls.load(Ordering::Relaxed)).sum()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Stops what drives a connection that did not come about.
+/// What moves a connection's bytes; it ends with this, for there are no calls by then.
 struct Driver(AbortHandle);
-
-impl Driver {
-    fn keep(self) -> AbortHandle {
-        let handle = self.0.clone();
-        std::mem::forget(self);
-        handle
-    }
-}
 
 impl Drop for Driver {
     fn drop(&mut self) {
@@ -307,11 +309,23 @@ async fn drive<I>(connection: Connection<I>, closed: Arc<AtomicBool>, worker: We
 where
     I: AsyncRead + AsyncWrite + Unpin,
 {
+    let _closing = Closing { closed, worker };
     // Its calls hear of the error too, each for itself.
     let _ = connection.await;
-    closed.store(true, Ordering::Relaxed);
-    if let Some(worker) = worker.upgrade() {
-        worker.sweep();
+}
+
+/// Takes no new calls on a connection that nothing drives any more, for whatever reason.
+struct Closing {
+    closed: Arc<AtomicBool>,
+    worker: Weak<Worker>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.closed.store(true, Ordering::Relaxed);
+        if let Some(worker) = self.worker.upgrade() {
+            worker.sweep();
+        }
     }
 }
 

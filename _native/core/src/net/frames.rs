@@ -23,14 +23,14 @@ impl Frames {
         Self { data: Bytes::new(), begun: Vec::new(), limit }
     }
 
-    /// Adds what came; `next` has told None before.
+    /// Adds what came; `cut` has told None before.
     pub fn push(&mut self, data: Bytes) {
         debug_assert!(self.data.is_empty());
         self.data = data;
     }
 
     /// The next whole message. Errors: it is compressed (INTERNAL) or too long (RESOURCE_EXHAUSTED).
-    pub fn next(&mut self) -> Result<Option<Bytes>, Status> {
+    pub fn cut(&mut self) -> Result<Option<Bytes>, Status> {
         if !self.begun.is_empty() {
             return self.go_on();
         }
@@ -104,7 +104,7 @@ mod tests {
     use crate::tokenizer::fixtures::Random;
 
     fn all(frames: &mut Frames) -> Vec<Bytes> {
-        std::iter::from_fn(|| frames.next().unwrap()).collect()
+        std::iter::from_fn(|| frames.cut().unwrap()).collect()
     }
 
     #[test]
@@ -140,15 +140,15 @@ mod tests {
     fn what_must_not_come_is_an_error_at_its_head() {
         let mut frames = Frames::new(3);
         frames.push(framed(b"four"));
-        assert_eq!(frames.next().unwrap_err().code, RESOURCE_EXHAUSTED);
+        assert_eq!(frames.cut().unwrap_err().code, RESOURCE_EXHAUSTED);
         let mut frames = Frames::new(3);
         frames.push(Bytes::from_static(&[1, 0, 0, 0, 0]));
-        assert_eq!(frames.next().unwrap_err().code, INTERNAL);
+        assert_eq!(frames.cut().unwrap_err().code, INTERNAL);
         let mut frames = Frames::new(3);
         frames.push(Bytes::from_static(&[0, 0]));
-        assert_eq!(frames.next(), Ok(None));
+        assert_eq!(frames.cut(), Ok(None));
         assert!(!frames.is_empty());
         frames.push(Bytes::from_static(&[0, 0, 4]));
-        assert_eq!(frames.next().unwrap_err().code, RESOURCE_EXHAUSTED);
+        assert_eq!(frames.cut().unwrap_err().code, RESOURCE_EXHAUSTED);
     }
 }
