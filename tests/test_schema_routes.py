@@ -88,6 +88,16 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
     assert parse(body(parse, fields)).unknown == []
 
 
+@pytest.mark.parametrize("parse", [COMPLETION, GENERATE])
+@pytest.mark.parametrize(
+    ("given", "adapters"),
+    [(..., ["", ""]), (None, ["", ""]), ("", ["", ""]), ("a", ["a", "a"]), (["a", None], ["a", ""])],
+)
+def test_the_adapter_of_each_prompt(parse: Parse, given: Any, adapters: list[str]) -> None:
+    prompts = {"prompt" if parse is COMPLETION else "text": ["x", "y"]}
+    assert parse(body(parse, {**prompts, "lora_path": given})).adapters == adapters
+
+
 @pytest.mark.parametrize(
     ("parse", "fields", "param", "code"),
     [
@@ -167,7 +177,12 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
         (GENERATE, {"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len", VALUE),
         (GENERATE, {"rid": ["a", "b"]}, "rid", VALUE),
         (GENERATE, {"rid": 3}, "rid", TYPE),
-        (GENERATE, {"lora_path": "x"}, "lora_path", UNSUPPORTED),
+        (GENERATE, {"lora_path": 3}, "lora_path", TYPE),
+        (GENERATE, {"lora_path": ["x", "y"]}, "lora_path", VALUE),
+        (GENERATE, {"lora_id": "x"}, "lora_id", UNSUPPORTED),
+        (COMPLETION, {"lora_path": [1]}, "lora_path[0]", TYPE),
+        (COMPLETION, {"prompt": ["a", "b"], "lora_path": []}, "lora_path", VALUE),
+        (EMBED, {"lora_path": "x"}, "lora_path", UNSUPPORTED),
         (EMBED, {"input": ...}, "input", MISSING),
         (EMBED, {"input": None}, "input", TYPE),
         (EMBED, {"input": ""}, "input", VALUE),

@@ -21,6 +21,7 @@ def chat_completions() -> Response:
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.resolve_model(asked.model)
+    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare(asked, card, tokenizer, services.settings))
+    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters)
+    return generate(services, record, prepared)

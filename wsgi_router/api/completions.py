@@ -22,9 +22,10 @@ def completions() -> Response:
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.resolve_model(asked.model)
+    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare_completion(asked, card, tokenizer, settings))
+    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters)
+    return generate(services, record, prepared)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -38,6 +39,7 @@ def generate_natively() -> Response:
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.default_model()
+    card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare_generate(asked, card, tokenizer, settings))
+    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters)
+    return generate(services, record, prepared)

@@ -90,6 +90,6 @@ def _card(services: Services, model: str | None) -> ModelCard:
     if model is None:
         cards = services.pool.models()
         return cards[0] if cards else ModelCard("")
-    card = services.pool.resolve_model(model)
+    card, _ = services.pool.split_model(model)  # an adapter changes no token
     g.record.model = card.name
     return card

@@ -8,7 +8,7 @@ import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object, unsupported
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_prompts
+from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_adapters, read_prompts
 from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
 
 MAX_LOGPROBS: Final = 5
@@ -21,10 +21,12 @@ class CompletionRequest(Streamed, kw_only=True):
     prompt: Any
     echo: bool | None = None
     logprobs: int | None = None
+    lora_path: str | list[str | None] | None = None
 
     # Filled by parse_completion.
     prompts: list[Prompt] = msgspec.field(default_factory=list)
     paths: list[str] = msgspec.field(default_factory=list)
+    adapters: list[str] = msgspec.field(default_factory=list)
     unknown: list[str] = msgspec.field(default_factory=list)
 
 
@@ -42,7 +44,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "response_format": ({"type": "text"},),
     "structural_tag": (),
     "stop_regex": ([],),
-    "lora_path": (),
     "session_params": (),
     "custom_logit_processor": (),
     "return_hidden_states": (False,),
@@ -54,7 +55,7 @@ FIELDS: Final = Fields(
     CompletionRequest,
     Inert,
     NOT_SUPPORTED,
-    filled=("prompts", "paths", "unknown"),
+    filled=("prompts", "paths", "adapters", "unknown"),
     special=("best_of",),
 )
 
@@ -69,6 +70,7 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
         raise bad("prompt", "Missing required parameter: 'prompt'.", "missing_required_parameter")
     request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
     request.paths = prompt_paths("prompt", request.prompts, listed)
+    request.adapters = read_adapters(request.lora_path, len(request.prompts))
     FIELDS.check(value)
     check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
     check_stream(request)
