@@ -123,11 +123,11 @@ def test_an_abort_before_the_first_token(make: Callable[..., App]) -> None:
 def test_a_failure_after_the_start(make: Callable[..., App]) -> None:
     app = make((chunk("good "),))
     answer = app.post(ask(stream=True), buffered=False)
-    pieces = iter(answer.response)
+    pieces = answer.iter_encoded()
     text = next(pieces)
     app.transport.streams[0].put(RpcFailure("INTERNAL", "engine broke"))
     text += b"".join(pieces)
-    seen = list(sse.events(text.decode().splitlines()))
+    seen: list[Any] = list(sse.events(text.decode().splitlines()))
     assert sse.content(seen) == "good "
     assert seen[-2]["error"]["message"] == "engine broke"
     assert seen[-1] == "[DONE]"
