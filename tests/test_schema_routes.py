@@ -29,6 +29,7 @@ LEAST: dict[Parse, dict[str, Any]] = {
     TOKENIZE: {"prompt": "x"},
     DETOKENIZE: {"tokens": [1]},
 }
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 USER = {"role": "user", "content": "hi"}
 
 
@@ -88,6 +89,26 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
     assert parse(body(parse, fields)).unknown == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}}},
+            "json_schema",
+            {"a": 1},
+        ),
+        ({"response_format": TAG}, "structural_tag", TAG),
+        ({"structural_tag": TAG, "response_format": {"type": "text"}}, "structural_tag", TAG),
+        ({"structural_tag": json.dumps(TAG)}, "structural_tag", TAG),
+    ],
+)
+def test_the_format_of_a_completion(fields: dict[str, Any], name: str, value: object) -> None:
+    request = COMPLETION(body(COMPLETION, fields))
+    assert json.loads(getattr(request, name)) == value
+    assert request.unknown == []
+
+
 @pytest.mark.parametrize("parse", [COMPLETION, GENERATE])
 @pytest.mark.parametrize(
     ("given", "adapters"),
@@ -134,7 +155,11 @@ def test_the_adapter_of_each_prompt(parse: Parse, given: Any, adapters: list[str
         (COMPLETION, {"stop": ["x"] * 17}, "stop", VALUE),
         (COMPLETION, {"stream_options": {}}, "stream_options", VALUE),
         (COMPLETION, {"regex": "a", "ebnf": "b"}, "ebnf", VALUE),
-        (COMPLETION, {"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+        (COMPLETION, {"response_format": {"type": "yaml"}}, "response_format.type", VALUE),
+        (COMPLETION, {"response_format": "json"}, "response_format", TYPE),
+        (COMPLETION, {"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", VALUE),
+        (COMPLETION, {"structural_tag": {"structures": []}}, "structural_tag.structures", MISSING),
+        (COMPLETION, {"json_schema": "{}", "structural_tag": TAG}, "structural_tag", VALUE),
         (COMPLETION, {"user": 3}, "user", TYPE),
         (GENERATE, {"text": ...}, "text", MISSING),
         (GENERATE, {"text": None, "input_ids": None}, "text", MISSING),
