@@ -16,7 +16,7 @@ blueprint = Blueprint("chat", __name__)
 def chat_completions() -> Response:
     services = current()
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, services.settings.max_body_bytes)
+    body = read_body(request.environ, services.settings)
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)

@@ -17,7 +17,7 @@ def completions() -> Response:
     services = current()
     settings = services.settings
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings.max_body_bytes)
+    body = read_body(request.environ, settings)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
@@ -34,7 +34,7 @@ def generate_natively() -> Response:
     services = current()
     settings = services.settings
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings.max_body_bytes)
+    body = read_body(request.environ, settings)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
