@@ -169,10 +169,8 @@ def test_usage_comes_as_often_as_it_is_asked_for(make: Callable[..., App]) -> No
     app = make(*[(chunk("a"), chunk("b", 1), complete("ab"), None)] * 3)
 
     def usages(**options: Any) -> list[Any]:
-        answer = app.chat(stream=True, **options)
-        return [
-            event.get("usage", "no") for event in sse.events(answer.text.splitlines()) if event != "[DONE]"
-        ]
+        events = sse.events(app.chat(stream=True, **options).text.splitlines())
+        return [event.get("usage", "no") for event in events if isinstance(event, dict)]
 
     assert set(usages()) == {"no"}
     last = usages(stream_options={"include_usage": True})
