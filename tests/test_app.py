@@ -164,9 +164,11 @@ def test_a_first_token_may_be_waited_for_less_long_than_a_whole_answer(make: Cal
 
 
 def test_unknown_fields_are_named(make: Callable[..., App]) -> None:
-    app = make(whole("x"), whole("x"), whole("x"))
+    app = make(*[whole("x")] * 4)
     assert "X-Router-Warning" not in app.chat(user="me").headers
     assert app.chat(tmperature=1, seed=1).headers["X-Router-Warning"].endswith(": seed, tmperature")
+    few = app.chat(**{f"x{number}": 1 for number in range(30)}).headers["X-Router-Warning"]
+    assert few.endswith(": " + ", ".join(f"x{number}" for number in range(10)))
     names = {f"naïve\r\nX-Evil: {number}" + "y" * 300: 1 for number in range(30)}
     warning = app.chat(**names, seed=1).headers["X-Router-Warning"]
     assert ": seed, " in warning
