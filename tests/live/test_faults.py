@@ -181,7 +181,7 @@ def test_a_dead_worker_is_passed_over(simulator_flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"first_token_timeout": "1", "answer_timeout": "1"}])
-def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: dict[str, str]) -> None:
+def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: dict[str, Any]) -> None:
     with Worker(*simulator_flags) as worker, Router(worker.url, **settings, token_timeout="1") as router:
         router.wait_serving()
         assert httpx.post(router.url + URL, json=ask("hang-first"), timeout=30).status_code == 504
@@ -196,7 +196,7 @@ def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: 
 
 
 def test_a_worker_that_stops_answering_is_suspected(simulator_flags: tuple[str, ...]) -> None:
-    waits = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
+    waits: dict[str, Any] = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
     with Worker(*simulator_flags) as worker, Router(worker.url, **waits) as router:
         router.wait_serving()
         worker.send(signal.SIGSTOP)
