@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -159,13 +159,3 @@ def _object_at(closed: dict[str, Any], where: str) -> dict[str, Any]:
     assert isinstance(at, dict)
     assert "properties" in at, where
     return at
-
-
-def branches(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A request schema's parts: what `$ref`, `allOf`, `anyOf` and `oneOf` lead to."""
-    if "$ref" in schema:
-        yield from branches(schemas()[schema["$ref"].rpartition("/")[2]])
-    for part in (*schema.get("anyOf", ()), *schema.get("oneOf", ()), *schema.get("allOf", ())):
-        yield from branches(part)
-    if not any(key in schema for key in ("$ref", *_LISTS)):
-        yield schema

@@ -1,0 +1,151 @@
+"""Every request that OpenAI describes, or that its SDK's types allow, is accepted or refused by name.
+
+The requests are made from the published description and from the SDK's types: each field, each branch of a
+choice and each word of an enum once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pydantic
+import pytest
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from tests.support.description import schemas
+from tests.support.variants import variants
+from wsgi_router.errors import InvalidRequestError
+from wsgi_router.schema import parse_chat, parse_completion, parse_embedding
+
+USER = {"role": "user", "content": "hi"}
+FUNCTION = {"name": "x"}
+COMPANIONS: dict[str, dict[str, Any]] = {
+    "tool_choice": {"tools": [{"type": "function", "function": FUNCTION}]},
+    "function_call": {"functions": [FUNCTION]},
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "best_of": {"n": 1},
+}
+"""What a field is sent with, as it would be refused alone."""
+
+CHAT_REFUSED = {
+    # What would change the answer and cannot be had; the contract wants each named.
+    "audio",
+    "modalities",
+    "moderation",
+    "prediction",
+    "verbosity",
+    "web_search_options",
+    "messages[0].audio",
+    "messages[0].content[0].type",  # images, audio, files
+    "messages[0].tool_calls[0].type",  # custom tools
+    "tools[0].type",
+    "tool_choice.type",
+    # What says nothing.
+    "messages",
+    "messages[0].content",
+    "tool_choice.allowed_tools.tools",
+    "tool_choice.allowed_tools.tools[0].function",  # any object by its type
+}
+COMPLETION_REFUSED = {"suffix", "prompt", "prompt[0]"}
+"""`prompt`: null or an empty list, for OpenAI `<|endoftext|>`, a token that other models have not."""
+
+
+def described(name: str) -> Iterator[tuple[str, Any]]:
+    """Fields of a request with values, from OpenAI's description."""
+    found = schemas()
+    yield from _fields(found[name], lambda ref: found[ref.rpartition("/")[2]])
+
+
+def typed(kind: Any) -> Iterator[tuple[str, Any]]:
+    """Likewise from a type of the SDK's."""
+    schema = pydantic.TypeAdapter(kind).json_schema()
+    yield from _fields(schema, lambda ref: schema["$defs"][ref.rpartition("/")[2]])
+
+
+def _fields(schema: dict[str, Any], resolve: Callable[[str], Any]) -> Iterator[tuple[str, Any]]:
+    for request in variants(schema, resolve):
+        for name in request:
+            yield name, request[name]
+
+
+def outcomes(
+    parse: Callable[[bytes], Any], least: dict[str, Any], fields: Iterator[tuple[str, Any]]
+) -> tuple[set[str], set[str]]:
+    """Names of all fields tried, and the `param` of those refused. Each refusal must name its own field."""
+    tried, refused = set(), set()
+    seen: set[str] = set()
+    for name, value in fields:
+        body = json.dumps({**least, **COMPANIONS.get(name, {}), name: value})
+        if body in seen:
+            continue
+        seen.add(body)
+        tried.add(name)
+        param = _refusal(parse, body)
+        if param is not None:
+            assert re.split(r"[\[.]", param)[0] == name, (body, param)
+            refused.add(param)
+    return tried, refused
+
+
+def _refusal(parse: Callable[[bytes], Any], body: str) -> str | None:
+    """The field that a refusal names; None if the request is accepted, and all of it known."""
+    try:
+        request = parse(body.encode())
+    except InvalidRequestError as error:
+        return error.param or "nothing"
+    assert request.unknown == [], body
+    return None
+
+
+CHAT_LEAST = {"model": "m", "messages": [USER]}
+CHAT_SOURCES: dict[str, Callable[[], Iterator[tuple[str, Any]]]] = {
+    "description": lambda: described("CreateChatCompletionRequest"),
+    "sdk": lambda: typed(chat_create_params.CompletionCreateParamsNonStreaming),
+    "sdk streaming": lambda: typed(chat_create_params.CompletionCreateParamsStreaming),
+}
+
+
+@pytest.mark.parametrize("source", CHAT_SOURCES)
+def test_chat(source: str) -> None:
+    tried, refused = outcomes(parse_chat, CHAT_LEAST, CHAT_SOURCES[source]())
+    assert len(tried) > 30
+    assert refused - CHAT_REFUSED == set()
+
+
+def test_no_refusal_is_listed_in_vain() -> None:
+    found = [outcomes(parse_chat, CHAT_LEAST, fields())[1] for fields in CHAT_SOURCES.values()]
+    assert set().union(*found) == CHAT_REFUSED
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda: described("CreateCompletionRequest"),
+        lambda: typed(completion_create_params.CompletionCreateParamsNonStreaming),
+        lambda: typed(completion_create_params.CompletionCreateParamsStreaming),
+    ],
+    ids=["description", "sdk", "sdk streaming"],
+)
+def test_completions(fields: Callable[[], Iterator[tuple[str, Any]]]) -> None:
+    tried, refused = outcomes(parse_completion, {"model": "m", "prompt": "x"}, fields())
+    assert len(tried) > 15
+    assert refused - COMPLETION_REFUSED == set()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        lambda: described("CreateEmbeddingRequest"),
+        lambda: typed(embedding_create_params.EmbeddingCreateParams),
+    ],
+    ids=["description", "sdk"],
+)
+def test_embeddings(fields: Callable[[], Iterator[tuple[str, Any]]]) -> None:
+    tried, refused = outcomes(parse_embedding, {"model": "m", "input": "x"}, fields())
+    assert tried == {"input", "model", "encoding_format", "dimensions", "user"}
+    assert refused <= {"input", "input[0]"}, "empty lists"
