@@ -31,14 +31,24 @@ def description() -> Description:
 
 
 @pytest.fixture(scope="package")
-def router(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     path: Path = script.write(tmp_path_factory.mktemp("conform") / "answers.json", ANSWERS, RULES)
     flags = ("--tokenizer", str(QWEN3), "--eos", "151645", "--context-length", "4096")
     writing = ("--model-name", MODEL, "--script", str(path), "--weight-version", "v7")
-    with (
-        Worker(*flags, *writing) as worker,
-        Router(worker.url, api_keys=KEY, max_body_bytes="65536") as router,
-    ):
+    with Worker(*flags, *writing) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="package")
+def router(worker: Worker) -> Iterator[Router]:
+    with Router(worker.url, api_keys=KEY, max_body_bytes="65536") as router:
+        router.wait_serving()
+        yield router
+
+
+@pytest.fixture
+def pinging_router(worker: Worker) -> Iterator[Router]:
+    with Router(worker.url, api_keys=KEY, ping_interval="0.1") as router:
         router.wait_serving()
         yield router
 

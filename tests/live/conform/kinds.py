@@ -19,6 +19,8 @@ KEY = "sk-conform"
 CHAT, TEXT, EMBED = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 SAID = "It rains in Zürich 🏔, 你好."
+ODD = "a\u2028b\u2029c\x85d\r\ne\x0bf\x0cg\x1ch\x1di\x1ej\rk\n\nl: data: x"
+"""What some take for the end of a line."""
 THOUGHT = "<think>\nThe user wants weather.\n</think>\n\n"
 ARGUMENTS: dict[str, Any] = {"city": "Zürich 🏔", "days": 2}
 
@@ -31,6 +33,8 @@ def call(name: str = "get_weather", **arguments: Any) -> str:
 
 ANSWERS: dict[str, dict[str, Any]] = {
     "just-say": {"text": SAID},
+    "odd-lines": {"text": ODD},
+    "say-slowly": {"text": "one two three", "delays_ms": [0, 400]},
     "say-nothing": {"text": ""},
     "think-only": {"text": "<think>\nThe user wants weather, so", "finish_reason": "length"},
     "think-say": {"text": f"{THOUGHT}{SAID}"},
