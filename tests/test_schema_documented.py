@@ -16,7 +16,7 @@ import pytest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
-from tests.support.description import schemas
+from tests.support.description import document, schemas
 from tests.support.variants import variants
 from wsgi_router.errors import InvalidRequestError
 from wsgi_router.schema import parse_chat, parse_completion, parse_embedding
@@ -149,3 +149,30 @@ def test_embeddings(fields: Callable[[], Iterator[tuple[str, Any]]]) -> None:
     tried, refused = outcomes(parse_embedding, {"model": "m", "input": "x"}, fields())
     assert tried == {"input", "model", "encoding_format", "dimensions", "user"}
     assert refused <= {"input", "input[0]"}, "empty lists"
+
+
+def _examples(path: str) -> dict[str, str]:
+    """The bodies of the description's examples in curl, by their titles."""
+    given = document()["paths"][path]["post"]["x-oaiMeta"]["examples"]
+    found = {}
+    for example in given if isinstance(given, list) else [given]:
+        body = re.search(r"-d '(\{.*\})'", example["request"]["curl"], re.DOTALL)
+        assert body is not None
+        found[example.get("title", path)] = body[1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "parse", "refused"),
+    [
+        ("/chat/completions", parse_chat, {"Image input": "messages[0].content[1].type"}),
+        ("/completions", parse_completion, {}),
+        ("/embeddings", parse_embedding, {}),
+    ],
+)
+def test_the_examples_of_the_description(
+    path: str, parse: Callable[[bytes], Any], refused: dict[str, str]
+) -> None:
+    found = {title: _refusal(parse, body) for title, body in _examples(path).items()}
+    assert found
+    assert {title: param for title, param in found.items() if param} == refused
