@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pydantic
@@ -17,9 +18,12 @@ from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from tests.support.description import document, schemas
+from tests.support.processes import LLAMA3_1, QWEN3
 from tests.support.variants import variants
+from wsgi_router import native
 from wsgi_router.errors import InvalidRequestError
 from wsgi_router.schema import parse_chat, parse_completion, parse_embedding
+from wsgi_router.settings import Settings
 
 USER = {"role": "user", "content": "hi"}
 FUNCTION = {"name": "x"}
@@ -120,6 +124,34 @@ def test_chat(source: str) -> None:
 def test_no_refusal_is_listed_in_vain() -> None:
     found = [outcomes(parse_chat, CHAT_LEAST, fields())[1] for fields in CHAT_SOURCES.values()]
     assert set().union(*found) == CHAT_REFUSED
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        LLAMA3_1,
+        pytest.param(
+            QWEN3,
+            marks=pytest.mark.xfail(reason="its template cannot render a call without content", strict=False),
+        ),
+    ],
+    ids=lambda path: path.name,
+)
+def test_real_templates_render_every_kind_of_message(model: Path) -> None:
+    tokenizer = native.load_tokenizer(Settings(tokenizer_path=str(model)))
+    assert tokenizer is not None
+    jobs = set()
+    for source in CHAT_SOURCES.values():
+        for name, messages in source():
+            body = (
+                json.dumps({"model": "m", "messages": [USER, *messages, USER]}) if name == "messages" else ""
+            )
+            if body and _refusal(parse_chat, body) is None:
+                request = parse_chat(body.encode())
+                jobs.add(json.dumps({"messages": request.raw_messages, "add_generation_prompt": True}))
+    assert len(jobs) > 15
+    for job in jobs:
+        assert native.prepare(tokenizer, job.encode(), 1 << 20, "messages").token_ids(), job
 
 
 @pytest.mark.parametrize(
