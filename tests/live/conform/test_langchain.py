@@ -135,6 +135,7 @@ def test_the_history_of_a_tool_goes_back(chat: ChatOpenAI) -> None:
     assert bound.invoke([asked, answer, *results, HumanMessage("just-say")]).content == SAID
 
 
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")  # langchain dumps the SDK's models
 @pytest.mark.parametrize(
     ("method", "word"),
     [("json_schema", "as-json"), ("json_mode", "as-json"), ("function_calling", "force-named")],

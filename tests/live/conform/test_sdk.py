@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, cast
@@ -110,6 +111,7 @@ def test_the_models_of_the_sdk_take_every_answer(recorded: dict[str, Recording],
 
 def _check_completion(value: dict[str, Any]) -> None:
     """As the SDK's model has it, but for what `AMENDMENTS` lists: null before the end and at the start."""
+    value = copy.deepcopy(value)
     for choice in value["choices"]:
         choice["finish_reason"] = choice["finish_reason"] or "stop"
         for row in ("token_logprobs", "top_logprobs"):
