@@ -305,6 +305,24 @@ def test_old_names_become_todays(old: dict[str, Any], new: dict[str, Any]) -> No
     assert parse(messages=[old]).raw_messages == [new]
 
 
+def test_a_part_that_refuses_is_text_for_the_template() -> None:
+    text = {"type": "text", "text": "Well,"}
+    sent = {"role": "assistant", "content": [text, {"type": "refusal", "refusal": "no."}]}
+    made = {"role": "assistant", "content": [text, {"type": "text", "text": "no."}]}
+    assert parse(messages=[sent, USER]).raw_messages == [made, USER]
+
+
+def test_what_the_sdk_parsed_does_not_reach_the_template() -> None:
+    """It sends back whole what its parse() gave out."""
+    parsed = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, parsed], "parsed": None}
+    said = {"role": "assistant", "content": "{}", "parsed": {}}
+    assert parse(messages=[called, said]).raw_messages == [
+        {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+        {"role": "assistant", "content": "{}"},
+    ]
+
+
 def test_keys_that_say_nothing_do_not_reach_the_template() -> None:
     empty = {"refusal": None, "tool_calls": None, "function_call": None, "audio": None, "name": None}
     answered = {"role": "assistant", "content": "a", **empty}

@@ -76,6 +76,15 @@ def test_a_body_over_the_limit_is_refused_unread(router: Router) -> None:
         assert httpx.post(router.url + URL, content=b"x" * size, timeout=30).status_code == 413
 
 
+def test_an_answer_before_the_whole_body_is_its_connections_last(router: Router) -> None:
+    """Said in a header, for a client would put its next request on a connection that is about to close."""
+    body = b" " * (1 << 20)
+    with httpx.Client(base_url=router.url, timeout=30) as client:
+        answer = client.post("/v1/nothing", content=body)
+        assert (answer.status_code, answer.headers["connection"]) == (404, "close")
+        assert client.post("/v1/nothing", content=b"{}").headers["connection"] == "keep-alive"
+
+
 def test_a_prompt_that_is_too_long(router: Router) -> None:
     answer = httpx.post(router.url + URL, json=ask("word " * 5000, stream=True), timeout=30)
     assert answer.status_code == 400

@@ -53,6 +53,7 @@ class Inert(msgspec.Struct):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
