@@ -36,15 +36,20 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// Loads `text`, already taken apart as `file`, with the first backend that takes it.
+/// Loads `file` with the first backend that takes it. `text` is the whole of it, None if it is to be
+/// put together.
 ///
 /// Errors: what both had against it.
-pub fn load(text: &str, file: &File) -> Result<Box<dyn Backend>, String> {
+pub fn load(text: Option<&str>, file: &File) -> Result<Box<dyn Backend>, String> {
     let newer = match Pipeline::load(file) {
         Ok(backend) => return Ok(Box::new(backend)),
         Err(why) => why,
     };
-    match Classic::load(text) {
+    let older = match text {
+        Some(text) => Classic::load(text),
+        None => file.whole(&file.rest).and_then(|text| Classic::load(&text)),
+    };
+    match older {
         Ok(backend) => Ok(Box::new(backend)),
         Err(older) => Err(format!("{newer}; {older}")),
     }
