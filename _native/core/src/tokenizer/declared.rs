@@ -82,23 +82,22 @@ impl Declared {
     /// anything changed.
     pub fn merge(&self, tokens: &mut Vec<Value>, vocab: &HashMap<String, u32>, size: u32) -> bool {
         let mut changed = false;
-        let mut add = |tokens: &mut Vec<Value>, token: &Value, flags_win: bool| match tokens
-            .iter_mut()
-            .find(|known| known["content"] == token["content"])
-        {
-            Some(known) => {
-                let id = known["id"].clone();
-                if flags_win && with_id(token, id.clone()) != *known {
-                    *known = with_id(token, id);
-                    changed = true;
+        let mut add = |tokens: &mut Vec<Value>, token: &Value, flags_win: bool| {
+            let known = tokens.iter_mut().find(|known| known["content"] == token["content"]);
+            if let Some(known) = known {
+                if flags_win {
+                    let mut token = with_id(token, known["id"].clone());
+                    // The library never takes a token off its list of special ones.
+                    token["special"] = json!(token["special"] == true || known["special"] == true);
+                    changed |= token != *known;
+                    *known = token;
                 }
+                return;
             }
-            None => {
-                let content = token["content"].as_str().unwrap_or_default();
-                let id = vocab.get(content).copied().unwrap_or_else(|| next_id(tokens, size));
-                tokens.push(with_id(token, json!(id)));
-                changed = true;
-            }
+            let content = token["content"].as_str().unwrap_or_default();
+            let id = vocab.get(content).copied().unwrap_or_else(|| next_id(tokens, size));
+            tokens.push(with_id(token, json!(id)));
+            changed = true;
         };
         for token in &self.flagged {
             add(tokens, token, true);
@@ -200,12 +199,12 @@ mod tests {
     }
 
     #[test]
-    fn flags_of_the_config_win_and_a_role_makes_special() {
+    fn a_token_once_special_stays_so_and_a_role_makes_special() {
         let config = json!({"eos_token": "<end>", "added_tokens_decoder": {
-            "10": added(10, "<call>", false), "11": added(11, "<end>", false)}});
+            "10": added(0, "<call>", false), "11": added(11, "<end>", false)}});
         let declared = Declared::read(&config, &Value::Null, &Value::Null);
         let found = merged(&declared, vec![added(10, "<call>", true), added(11, "<end>", false)]);
-        assert_eq!(found, [(10, "<call>".into(), false), (11, "<end>".into(), true)]);
+        assert_eq!(found, [(10, "<call>".into(), true), (11, "<end>".into(), true)]);
     }
 
     #[test]
