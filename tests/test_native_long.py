@@ -87,7 +87,7 @@ def test_monotonous_text_is_encoded_as_by_the_wheel(name: str, run: str) -> None
 
 
 @pytest.mark.parametrize("run", RUNS)
-@pytest.mark.parametrize("name", models.NAMES)
+@pytest.mark.parametrize("name", ["qwen3", "smollm2"])
 def test_characters_alike_take_no_time_by_the_square(name: str, run: str) -> None:
     text = RUNS[run] * (400_000 // len(RUNS[run]))
     begin = time.monotonic()

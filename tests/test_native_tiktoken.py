@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -126,6 +127,74 @@ def test_any_ranks_give_tiktokens_ids(tmp_path: Path) -> None:
         for _ in range(30):
             text = "".join(seeded.choice([*letters, *special]) for _ in range(seeded.randint(0, 40)))
             assert loaded.encode(text) == oracle.encode(text, allowed_special="all"), (index, text)
+
+
+#: What a character may stand beside: each pattern tells these neighbours apart.
+PLACES = (
+    "{} ",
+    " {}",
+    "!{}",
+    "!!{}",
+    "1{}",
+    "{}1",
+    "a{}",
+    "{}a",
+    "A{}b",
+    "{}{}",
+    "中{}",
+    "{}中",
+    "\u0301{}",
+    "\n{}",
+    "!{}\n",
+)
+SEEN = " !1aAb\nx"
+
+
+def characters() -> list[str]:
+    """Every character that Python knows, which are older than either library's tables; a few of those in long
+    rows that are all alike."""
+    known = (
+        chr(code) for code in range(0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs", "Co")
+    )
+    alike = ("CJK UNIFIED IDEOGRAPH", "HANGUL SYLLABLE", "TANGUT", "EGYPTIAN", "CUNEIFORM", "KHITAN", "NUSHU")
+    return [c for c in known if ord(c) % 61 == 0 or not unicodedata.name(c, "").startswith(alike)]
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern"),
+    [
+        ("TikTokenTokenizer", ranks.HAN_APART),
+        ("QWenTokenizer", ranks.ONE_DIGIT),
+        ("ChatGLM4Tokenizer", ranks.THREE_DIGITS),
+    ],
+)
+def test_every_character_is_cut_off_as_by_tiktoken(tmp_path: Path, config: str, pattern: str) -> None:
+    """In a vocabulary that merges the bytes at every joint, a cut in another place gives other ids."""
+    ends, starts = range(0x80, 0xC0), range(0xC2, 0xF5)
+    seen = SEEN.encode()
+    joints = [
+        *((a, b) for a in seen for b in (*seen, *starts)),
+        *((a, b) for a in ends for b in (*starts, *seen)),
+    ]
+    tokens = [*(bytes([byte]) for byte in range(256)), *(bytes(joint) for joint in joints)]
+    mergeable = {token: rank for rank, token in enumerate(tokens)}
+    oracle = tiktoken.Encoding("joints", pat_str=pattern, mergeable_ranks=mergeable, special_tokens={})
+    loaded = native.Tokenizer(
+        str(ranks.write(tmp_path, "x.tiktoken", mergeable, {"tokenizer_class": config}))
+    )
+    for character in characters():
+        text = "\ue000x\ue000".join(place.replace("{}", character) for place in PLACES)
+        plain = unicodedata.normalize("NFC", text) if config == "QWenTokenizer" else text
+        assert loaded.encode(text, False) == oracle.encode(plain, disallowed_special=()), ascii(character)
+
+
+def test_a_vocabulary_beyond_the_newer_backend_goes_to_the_older(tmp_path: Path) -> None:
+    tokens = [bytes([byte]) for byte in range(256)]
+    tokens += [bytes([first, second]) for first in range(256) for second in range(256)]
+    mergeable = {token: rank for rank, token in enumerate(tokens)}
+    config = {"tokenizer_class": "QWenTokenizer"}
+    loaded = native.Tokenizer(str(ranks.write(tmp_path, "x.tiktoken", mergeable, config)))
+    assert loaded.encode("abc") == [mergeable[b"ab"], mergeable[b"c"]]
 
 
 @pytest.mark.parametrize(

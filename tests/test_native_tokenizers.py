@@ -52,7 +52,7 @@ def decoded(name: str, ids: list[int], skip: bool) -> str:
 
 @MODELS
 def test_special_tokens_within_text(name: str) -> None:
-    few = added(name)[:: max(len(added(name)) // 200, 1)]
+    few = added(name)[:: max(len(added(name)) // 60, 1)]
     texts = [
         "".join(few),
         " ".join(few),

@@ -11,6 +11,7 @@ use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::declared::Declared;
+use super::han::FIRST_CHOICE;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -92,6 +93,14 @@ impl<'a> File<'a> {
         } else {
             None
         }
+    }
+
+    /// Whether texts are cut by a pattern that [`super::han`] has to look after.
+    pub fn puts_han_first(&self) -> bool {
+        let cuts = &self.rest["pre_tokenizer"];
+        let members = cuts["pretokenizers"].as_array().map_or(std::slice::from_ref(cuts), Vec::as_slice);
+        let patterns = members.iter().filter_map(|member| member["pattern"]["Regex"].as_str());
+        patterns.into_iter().any(|pattern| pattern.starts_with(FIRST_CHOICE))
     }
 
     fn normalizes_added_tokens(&self) -> bool {

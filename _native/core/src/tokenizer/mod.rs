@@ -1,6 +1,6 @@
 //! Text ↔ token ids.
 //!
-//! Encoding is the library's ([`backend`]); decoding is ours, because it must go on token by token:
+//! Encoding is the library's ([`backend`], [`han`]); decoding is ours, because it must go on token by token:
 //! - [`file`]: `tokenizer.json` taken apart without parsing its bulk
 //! - [`vocab`]: id → bytes
 //! - [`plan`]: the file's decoder, turned into what runs for each token ([`stage`])
@@ -14,6 +14,7 @@ mod declared;
 mod decoder;
 mod families;
 mod file;
+mod han;
 mod plan;
 mod ranks;
 mod stage;
