@@ -73,6 +73,12 @@ def compare(folder: Path) -> None:
             assert ours.decode(ids, skip) == want, ids
 
 
+def compare_ends(folder: Path) -> None:
+    ours, theirs = native.Tokenizer(str(folder)), reference(folder)
+    for text in ("", "x", "a<t> "):
+        assert ours.encode(text, True) == theirs.encode(text)
+
+
 def configure(folder: Path, config: dict[str, Any]) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>", **config}), "utf-8")
 
@@ -90,6 +96,20 @@ def test_so_it_is_where_text_is_normalized(tmp_path: Path, case: str) -> None:
     config = json.loads(json.dumps(CASES[case]).replace("<|im_start|>", "<s>").replace("<|im_end|>", "</s>"))
     configure(tmp_path, {**config, "eos_token": "</s>"})
     compare(tmp_path)
+
+
+@pytest.mark.parametrize("before", [None, True, False])
+@pytest.mark.parametrize("after", [None, True, False])
+@pytest.mark.parametrize("bos", [None, "<t>"])
+@pytest.mark.parametrize("file", [tiny, byte_fallback])
+def test_the_tokenizer_says_what_is_around_a_text_not_the_config(
+    tmp_path: Path, before: bool | None, after: bool | None, bos: str | None, file: Any
+) -> None:
+    file.write(tmp_path)
+    flags = {"add_bos_token": before, "add_eos_token": after}
+    asked = {key: value for key, value in flags.items() if value is not None}
+    configure(tmp_path, {**asked, **({"bos_token": bos} if bos else {})})
+    compare_ends(tmp_path)
 
 
 def test_a_flag_of_the_tokenizer_gives_way_to_a_role(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_special_tokens_within_text(name: str) -> None:
 
 
 @MODELS
+def test_tokens_around_a_text(name: str) -> None:
+    for text in ("", "Hi.", " x\n"):
+        assert core(name).encode(text, True) == reference(name).encode(text)
+
+
+@MODELS
 def test_any_ids_and_every_cut(name: str) -> None:
     known = reference(name)
     size = max(known.get_vocab().values()) + 1
