@@ -173,7 +173,7 @@ class Settings:
     tokenizer_path: str = _row(
         "",
         _text,
-        "Folder with tokenizer.json and its sisters, or the file itself. Without it nothing can be answered.",
+        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file. Needed for any answer.",
     )
     chat_template: str = _row(
         "", _text, "File with a chat template (Jinja) that takes the place of the tokenizer's own."
