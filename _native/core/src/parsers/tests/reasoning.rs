@@ -1,6 +1,6 @@
 //! Reasoning formats.
 
-use super::{Parser, calls, read};
+use super::{Answer, Parser, calls, read};
 
 fn check(format: &str, inside: bool, text: &str, reasoning: &str, content: &str) {
     let answer = read(|| Parser::reasoning(format, inside), text);
@@ -64,5 +64,17 @@ fn harmony_messages() {
     check("gpt-oss", true, "why<|end|>so", "why", "so");
     assert_eq!(calls("gpt-oss", call).calls, [("ping".to_owned(), "{}".to_owned())]);
     assert_eq!(calls("gpt-oss", &text).reasoning, "why");
+    // The prompt's `<|start|>assistant` goes on with a recipient.
+    let ping = [("ping".to_owned(), "{}".to_owned())];
+    for first in [" to=functions.ping<|channel|>commentary json", "to=functions.ping<|channel|>commentary "] {
+        assert_eq!(calls("gpt-oss", &format!("{first}<|message|>{{}}<|call|>")).calls, ping);
+    }
+    check("gpt-oss", false, " to=b", "", " to=b");
+    // A marker is no header, in thoughts neither.
+    check("gpt-oss", true, "a <|channel|> b<|end|>so", "a <|channel|> b", "so");
+    // One that was cut off says nothing.
+    for cut in ["<|channel|>", "<|channel|>ana", "<|start|>assistant<|channel|>final", " to=functions.pi"] {
+        assert_eq!(calls("gpt-oss", cut), Answer::default());
+    }
     assert_eq!(calls("gpt-oss", "plain <| text").content, "plain <| text");
 }
