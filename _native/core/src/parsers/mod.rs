@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub use constrained::ConstrainedParser;
 pub use formats::{tool_format, tool_format_names};
 pub use reasoning::{ReasoningFormat, ReasoningParser, reasoning_format, reasoning_format_names};
-pub use syntax::{Ids, Tag, ToolFormat};
+pub use syntax::ToolFormat;
 pub use tools::Tools;
 
 use engine::Engine;

@@ -91,7 +91,7 @@ static FORMATS: &[ReasoningFormat] = &[
     },
     ReasoningFormat {
         name: "mistral",
-        aliases: &[],
+        aliases: &["magistral"],
         tokens: &["[THINK]", "[/THINK]"],
         always: false,
         syntax: Syntax::Tags(Tags { open: "[THINK]", close: "[/THINK]", cut: &["[TOOL_CALLS]"] }),

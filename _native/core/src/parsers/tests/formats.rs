@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::super::formats::FORMATS;
-use super::super::{ConstrainedParser, Ids, ToolParser, Tools, tool_format};
+use super::super::{ConstrainedParser, ToolParser, Tools, tool_format};
 use super::{Answer, Parser, calls, read, tools};
 
 /// What a text must come to: content, and calls with arguments as JSON.
@@ -341,5 +341,4 @@ fn constrained_output_is_calls() {
 fn formats_are_known_by_name() {
     assert_eq!(tool_format("hermes").map(|format| format.name), Some("qwen"));
     assert!(tool_format("nonsense").is_none());
-    assert_eq!(tool_format("kimi_k2").map(|format| format.ids), Some(Ids::Counted));
 }

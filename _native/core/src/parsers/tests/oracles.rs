@@ -32,6 +32,7 @@ struct Tool {
 #[derive(Deserialize)]
 struct Function {
     name: String,
+    #[serde(default)]
     parameters: Value,
 }
 
@@ -150,4 +151,44 @@ fn every_format_has_texts() {
     for name in reasoning_format_names() {
         assert!(count("reasoning", name) >= 20, "{name}");
     }
+}
+
+/// A request's constraint, and texts that it allows.
+#[derive(Deserialize)]
+struct Constrained {
+    case: String,
+    format: Option<String>,
+    field: String,
+    request: Request,
+    accepts: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Request {
+    #[serde(default)]
+    tools: Vec<Tool>,
+}
+
+/// The router's table of markers, by which it constrains calls, and the table by which they are read here.
+#[test]
+fn calls_in_the_form_that_a_constraint_gives_them_are_read() {
+    let mut read = 0;
+    for case in case::<Vec<Constrained>>("constraints.json") {
+        let Some(format) = case.format.filter(|_| case.field == "structural_tag") else { continue };
+        let format = tool_format(&format).unwrap_or_else(|| panic!("{}: no format {format}", case.case));
+        let functions = case.request.tools.iter();
+        let functions = functions.map(|tool| (tool.function.name.as_str(), &tool.function.parameters));
+        let tools = Arc::new(Tools::new(functions, true));
+        for text in &case.accepts {
+            let answer = whole_and_cut(&|| Parser::Tools(ToolParser::new(format, Arc::clone(&tools))), text);
+            let marked = format.tokens.iter().find(|token| answer.content.contains(**token));
+            assert_eq!(marked, None, "{}: {text:?}: {answer:?}", case.case);
+            for (name, arguments) in &answer.calls {
+                let parsed: Value = serde_json::from_str(arguments).expect("JSON");
+                assert!(tools.knows(name) && parsed.is_object(), "{}: {arguments}", case.case);
+            }
+            read += answer.calls.len();
+        }
+    }
+    assert!(read > 50, "{read} calls");
 }
