@@ -374,6 +374,7 @@ def reasoning_kinds(name: str) -> Iterator[tuple[str, str]]:
     yield "a call behind", f"{begin}why{end}{call}"
     yield "a call in the thoughts", f"{begin}maybe {call} or not{end}{so}"
     yield "a call in thoughts that do not end", f"{begin}why {call}"
+    yield "a call on its own line in thoughts that do not end", f"{begin}why\n{call}"
     yield "blanks alone", " \n"
     yield "JSON behind", begin + "why" + end + answer('{"a": [1, 2]}')
 

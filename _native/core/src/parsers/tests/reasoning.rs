@@ -41,10 +41,22 @@ fn what_waits_comes_out_at_the_end() {
 }
 
 #[test]
-fn a_call_ends_thinking_where_its_marker_is_a_token() {
+fn a_call_ends_thinking_where_its_marker_is_a_token_or_a_line() {
     check("kimi_k2", true, "why<|tool_calls_section_begin|>x", "why", "<|tool_calls_section_begin|>x");
     check("mistral", true, "why[TOOL_CALLS]ping[ARGS]{}", "why", "[TOOL_CALLS]ping[ARGS]{}");
     check("base", true, "why</think><tool_call>{}", "why", "<tool_call>{}");
+    for format in ["qwen3", "qwen3_thinking", "nemotron"] {
+        check(format, true, "why\n\n<tool_call>\n{}", "why\n", "<tool_call>\n{}");
+        check(
+            format,
+            true,
+            "the <tool_call>\n tag\n<tool_call> is\n",
+            "the <tool_call>\n tag\n<tool_call> is\n",
+            "",
+        );
+    }
+    check("glm45", true, "why\n<tool_call>ping\n", "why", "<tool_call>ping\n");
+    check("glm45", true, "why <tool_call>", "why <tool_call>", "");
 }
 
 #[test]
