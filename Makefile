@@ -2,12 +2,14 @@
 PYTHON ?= python3
 NODE_MODELS = qwen3 llama3_1
 TOKENIZERS_VERSION = 3.7.2
+HARMONY_VERSION = 0.0.8
+ORACLES_TARGET ?= .cache/oracles-target
 BIN = .venv/bin
 NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -name '*.rs' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.proto' -o -name 'Cargo.*' \) -not -path '*/target/*')
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help tools run build models test test-python test-rust check format header lock bench clean
+.PHONY: help tools run build models test test-python test-rust check format header lock bench oracles clean
 
 help: ## lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -56,6 +58,16 @@ lock: .cache/dev ## locks the versions of all dependencies anew
 
 bench: tools models .cache/built .cache/dev ## compares the router with its peers; takes a quarter of an hour
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
+
+# What they say is committed, so that neither tests nor checks build them.
+oracles: tools .cache/dev .cache/models/gptoss/tokenizer.json ## records what other parsers make of the tests' texts (builds 200 crates)
+	@test -x .cache/oracles-venv/bin/pip || $(PYTHON) -m venv .cache/oracles-venv
+	.cache/oracles-venv/bin/pip install -q openai-harmony==$(HARMONY_VERSION)
+	$(BIN)/python tests/oracles/texts.py tests/cases/parser_texts.json
+	CARGO_TARGET_DIR=$(ORACLES_TARGET) cargo run --locked --manifest-path tests/oracles/Cargo.toml -- \
+		tests/cases/parser_texts.json tests/cases/parser_oracles.json
+	.cache/oracles-venv/bin/python tests/oracles/harmony.py \
+		tests/cases/parser_texts.json tests/cases/parser_oracles.json .cache/models/gptoss/tokenizer.json
 
 clean: ## removes everything that was built or fetched
 	rm -rf .venv .cache build _native/target _native/_core.c bench/load/target *.egg-info

@@ -13,7 +13,11 @@ import pytest
 from tests.support.flow import tcp_pair
 from wsgi_router.api import body
 from wsgi_router.api.body import LastWords, much_unread, read_body
+from wsgi_router.api.reading import READINGS
 from wsgi_router.errors import RequestTimeoutError
+from wsgi_router.settings import Settings
+
+SETTINGS = Settings(max_body_bytes=200_000)
 
 
 @pytest.mark.parametrize(
@@ -33,12 +37,12 @@ def test_what_is_much(environ: dict[str, str], much: bool) -> None:
 
 def test_a_body_that_was_read_is_not_unread() -> None:
     environ = {"CONTENT_LENGTH": "100000", "wsgi.input": io.BytesIO(b"x" * 100_000)}
-    assert read_body(environ, 200_000) == b"x" * 100_000
+    assert read_body(environ, SETTINGS) == b"x" * 100_000
     assert not much_unread(environ)
 
 
 def test_without_a_length_nothing_is_read_from_a_stream_that_may_not_end() -> None:
-    assert read_body({"wsgi.input": io.BytesIO(b"next request")}, 100) == b""
+    assert read_body({"wsgi.input": io.BytesIO(b"next request")}, SETTINGS) == b""
 
 
 def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,9 +52,46 @@ def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     with ours.makefile("rb") as stream:
         environ = {"CONTENT_LENGTH": "10", "wsgi.input": stream, "gunicorn.socket": ours}
         with pytest.raises(RequestTimeoutError):
-            read_body(environ, 100)
+            read_body(environ, SETTINGS)
     assert ours.gettimeout() is None
     assert much_unread(environ), "its connection must not be used again"
+    ours.close()
+    theirs.close()
+
+
+def test_a_body_that_trickles_has_to_end() -> None:
+    ours, theirs = tcp_pair()
+    ended = threading.Event()
+
+    def trickle() -> None:
+        while not ended.wait(0.05):
+            theirs.sendall(b"x")
+
+    client = threading.Thread(target=trickle)
+    client.start()
+    start = time.monotonic()
+    with ours.makefile("rb") as stream:
+        environ = {"CONTENT_LENGTH": "100000", "wsgi.input": stream, "gunicorn.socket": ours}
+        with pytest.raises(RequestTimeoutError):
+            read_body(environ, Settings(body_timeout=0.5))
+    assert 0.5 <= time.monotonic() - start < 20
+    ended.set()
+    client.join(10)
+    assert ours.gettimeout() is None
+    assert much_unread(environ), "its connection must not be used again"
+    ours.sendall(b"408")  # it can be told
+    assert theirs.recv(10) == b"408"
+    ours.close()
+    theirs.close()
+    assert len(READINGS) == 0
+
+
+def test_bodies_that_are_there_are_not_kept() -> None:
+    ours, theirs = tcp_pair()
+    for _ in range(100):
+        environ = {"CONTENT_LENGTH": "4", "wsgi.input": io.BytesIO(b"null"), "gunicorn.socket": ours}
+        assert read_body(environ, SETTINGS) == b"null"
+    assert len(READINGS) == 0
     ours.close()
     theirs.close()
 

@@ -123,11 +123,11 @@ def test_an_abort_before_the_first_token(make: Callable[..., App]) -> None:
 def test_a_failure_after_the_start(make: Callable[..., App]) -> None:
     app = make((chunk("good "),))
     answer = app.post(ask(stream=True), buffered=False)
-    pieces = iter(answer.response)
+    pieces = answer.iter_encoded()
     text = next(pieces)
     app.transport.streams[0].put(RpcFailure("INTERNAL", "engine broke"))
     text += b"".join(pieces)
-    seen = list(sse.events(text.decode().splitlines()))
+    seen: list[Any] = list(sse.events(text.decode().splitlines()))
     assert sse.content(seen) == "good "
     assert seen[-2]["error"]["message"] == "engine broke"
     assert seen[-1] == "[DONE]"
@@ -164,9 +164,11 @@ def test_a_first_token_may_be_waited_for_less_long_than_a_whole_answer(make: Cal
 
 
 def test_unknown_fields_are_named(make: Callable[..., App]) -> None:
-    app = make(whole("x"), whole("x"), whole("x"))
+    app = make(*[whole("x")] * 4)
     assert "X-Router-Warning" not in app.chat(user="me").headers
     assert app.chat(tmperature=1, seed=1).headers["X-Router-Warning"].endswith(": seed, tmperature")
+    few = app.chat(**{f"x{number}": 1 for number in range(30)}).headers["X-Router-Warning"]
+    assert few.endswith(": " + ", ".join(f"x{number}" for number in range(10)))
     names = {f"naïve\r\nX-Evil: {number}" + "y" * 300: 1 for number in range(30)}
     warning = app.chat(**names, seed=1).headers["X-Router-Warning"]
     assert ": seed, " in warning

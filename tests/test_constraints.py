@@ -270,7 +270,7 @@ def test_a_clients_own_tag_goes_as_it_is(form: str | None, tools: Any) -> None:
 
 @pytest.mark.parametrize("form", [*BARE, "mistral", "kimi_k2", "gpt-oss"])
 def test_a_forced_call_takes_the_response_formats_place(form: str) -> None:
-    forced = {"tools": [WEATHER, CLOCK], "tool_choice": "required"}
+    forced: dict[str, Any] = {"tools": [WEATHER, CLOCK], "tool_choice": "required"}
     assert build(form, **forced, response_format=SCHEMA_FORMAT) == build(form, **forced)
 
 

@@ -153,7 +153,7 @@ def test_the_other_choices_start_after_the_first_event_on_the_same_worker() -> N
 
 
 def test_a_failed_choice_leaves_the_others_to_close() -> None:
-    bench = Bench((chunk(1),), (UNAVAILABLE,), (chunk(3),))
+    bench = Bench((chunk(1),), (chunk(2), UNAVAILABLE), (chunk(3),))
     generation = bench.open(choices=3)
     assert sum(bench.in_flight()) >= 2
     seen: list[Any] = []
@@ -166,11 +166,42 @@ def test_a_failed_choice_leaves_the_others_to_close() -> None:
     assert len(bench.transport.aborted) == 2
 
 
-def test_a_choice_that_cannot_be_opened_ends_all() -> None:
-    bench = Bench((chunk(1),), (chunk(2),), RpcFailure("INTERNAL", "no"))
-    with pytest.raises(UpstreamError, match="no"):
+@pytest.mark.parametrize("failure", [INVALID, RpcFailure("RESOURCE_EXHAUSTED")])
+def test_a_choice_that_cannot_be_opened_ends_all(failure: RpcFailure) -> None:
+    bench = Bench((chunk(1),), (chunk(2),), failure)
+    with pytest.raises(UpstreamError):
         bench.open(choices=3)
     assert [stream.closes for stream in bench.transport.streams] == [1, 1]
+
+
+@pytest.mark.parametrize("failure", [(UNAVAILABLE,), UNAVAILABLE, (ABORT, chunk(66), None)])
+def test_each_choice_may_go_to_another_worker_once(failure: Answer) -> None:
+    bench = Bench((chunk(1), None), failure, (chunk(2), None))
+    generation = bench.open(choices=2)
+    assert collect(generation, 2) == {0: [chunk(1), ENDED], 1: [chunk(2), ENDED]}
+    assert bench.asked()[-1] != bench.asked()[0]
+    generation.close()
+    assert bench.transport.aborted == []
+
+
+def test_a_choice_fails_over_while_another_one_is_read() -> None:
+    bench = Bench((chunk(1),), (), (chunk(2), None))
+    generation = bench.open(choices=2)
+    assert generation.take() == [(0, chunk(1))]
+    bench.transport.streams[1].put(UNAVAILABLE)
+    bench.transport.streams[0].put(None)
+    assert collect(generation, 2) == {0: [ENDED], 1: [chunk(2), ENDED]}
+    generation.close()
+
+
+def test_a_choice_that_fails_twice_ends_all() -> None:
+    bench = Bench((chunk(1),), (UNAVAILABLE,), (ABORT, None))
+    generation = bench.open(choices=2)
+    with pytest.raises(WorkerAbortError):
+        collect(generation, 2)
+    generation.close()
+    assert bench.in_flight() == [0, 0]
+    assert bench.transport.streams[0].closes == 1
 
 
 def test_close_cancels_and_aborts_once() -> None:

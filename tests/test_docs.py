@@ -109,6 +109,18 @@ def test_every_crate_has_a_reason() -> None:
     assert declared <= set(re.findall(r"[a-z][a-z0-9_-]*", table))
 
 
+def test_every_case_is_held_by_tests_that_are_there() -> None:
+    rows = re.findall(r"^\| (.+) \| (.+) \|$", (ROOT / "docs/cases.md").read_text("utf-8"), re.MULTILINE)
+    cases = [row for row in rows if row[0] != "Case"]
+    assert len(cases) > 50
+    for case, tests in cases:
+        named = re.findall(r"`([\w/.]+)::(\w+)`", tests)
+        assert len(named) == tests.count("`") // 2 > 0, case
+        for path, name in named:
+            word = "fn" if path.endswith(".rs") else "def"
+            assert re.search(rf"\b{word} {name}\(", (ROOT / path).read_text("utf-8")), (case, path, name)
+
+
 def test_the_architecture_fits_on_two_pages() -> None:
     assert len((ROOT / "ARCHITECTURE.md").read_text("utf-8").splitlines()) <= 120
 

@@ -59,7 +59,7 @@ class Worker:
 
     def __init__(self, address: str, tokenizer: Any) -> None:
         self.channel = grpc.insecure_channel(address)
-        self.stub = sglang_scheduler_pb2_grpc.SglangSchedulerStub(self.channel)
+        self.stub: Any = sglang_scheduler_pb2_grpc.SglangSchedulerStub(self.channel)  # type: ignore[no-untyped-call]
         self.tokenizer = tokenizer
         self.count = 0
 
@@ -110,7 +110,8 @@ class Worker:
         )
 
     def load(self) -> pb.SchedulerLoad:
-        return self.stub.GetLoads(pb.GetLoadsRequest(), timeout=10).loads[0]
+        loads: pb.GetLoadsResponse = self.stub.GetLoads(pb.GetLoadsRequest(), timeout=10)
+        return loads.loads[0]
 
 
 @pytest.fixture(scope="module")

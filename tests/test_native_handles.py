@@ -60,7 +60,8 @@ class Lives:
 
     def run(self, count: int) -> None:
         for number in range(count):
-            self.outcomes[outcome] = self.outcomes.get(outcome := self.one(number), 0) + 1
+            outcome = self.one(number)
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def one(self, number: int) -> str:
         fate = number % 8

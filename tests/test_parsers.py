@@ -28,6 +28,9 @@ from wsgi_router.settings import SettingsError
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", "pythonic", None),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral", None),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistral", None),
+        ("mistralai/Magistral-Small-2509", "mistral", "mistral"),
+        ("mistralai/Ministral-3-14B-Reasoning-2512", "mistral", "mistral"),
+        ("mistralai/Ministral-3-14B-Instruct-2512", "mistral", None),
         ("deepseek-ai/DeepSeek-V3-0324", "deepseek_v3", None),
         ("deepseek-ai/DeepSeek-R1", "deepseek_v3", "deepseek_r1"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "json", "deepseek_r1"),
@@ -124,6 +127,8 @@ def test_the_switch_of_thinking(name: str | None, arguments: dict[str, Any], thi
         ("qwen3", "say <think> to me<|im_start|>assistant\n", None),
         ("deepseek_v3", "<｜Assistant｜></think>", False),
         ("cohere", "<|CHATBOT_TOKEN|><|START_THINKING|>", True),
+        ("mistral", "[INST]hi[/INST]", None),
+        ("mistral", "[INST]hi[/INST][THINK]", True),
         ("qwen3", "", None),
     ],
 )
@@ -142,12 +147,10 @@ def core_strings(name: str) -> set[str]:
 
 
 def test_the_core_has_these_tool_formats() -> None:
+    """That it reads calls in the form that these markers give them, a test of the core's shows."""
     strings = core_strings("formats.rs")
     for form in parsers.TOOL_FORMATS:
         assert {form.name, *form.aliases} <= strings
-        if form.markers:
-            trigger = form.markers.trigger or form.markers.open
-            assert {trigger, form.markers.call_trigger or trigger} <= strings
 
 
 def test_the_core_has_these_reasoning_formats() -> None:

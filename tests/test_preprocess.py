@@ -116,7 +116,12 @@ def test_a_seed_rides_with_the_custom_parameters() -> None:
 
 
 def test_sampling_has_the_workers_names() -> None:
-    fields = {"min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True, "logit_bias": {"5": 1}}
+    fields: dict[str, Any] = {
+        "min_tokens": 2,
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+        "logit_bias": {"5": 1},
+    }
     assert job(**fields)["sampling"] == {
         "min_new_tokens": 2,
         "stop_token_ids": [7],

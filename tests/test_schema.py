@@ -216,7 +216,8 @@ MISSING, TYPE, VALUE, UNSUPPORTED = (
         ({"top_logprobs": 3}, "top_logprobs", VALUE),
         ({"modalities": ["text", "audio"]}, "modalities", UNSUPPORTED),
         ({"verbosity": "low"}, "verbosity", UNSUPPORTED),
-        ({"lora_path": "x"}, "lora_path", UNSUPPORTED),
+        ({"lora_path": ["x"]}, "lora_path", TYPE),
+        ({"session_params": {}}, "session_params", UNSUPPORTED),
         ({"web_search_options": {}}, "web_search_options", UNSUPPORTED),
         ({"prediction": {"type": "content"}}, "prediction", UNSUPPORTED),
     ],
@@ -232,8 +233,8 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
     [
         {"top_p": "x", "temperature": "x", "min_p": "x"},
         {"temperature": "x", "min_p": "x", "top_p": "x"},
-        {"lora_path": "b", "audio": {}},
-        {"audio": {}, "lora_path": "b"},
+        {"prediction": "b", "audio": {}},
+        {"audio": {}, "prediction": "b"},
         {"user": 1, "metadata": 1, "store": 1},
         {"store": 1, "metadata": 1, "user": 1},
     ],
@@ -302,6 +303,24 @@ def test_further_keys_of_messages_reach_the_template() -> None:
 )
 def test_old_names_become_todays(old: dict[str, Any], new: dict[str, Any]) -> None:
     assert parse(messages=[old]).raw_messages == [new]
+
+
+def test_a_part_that_refuses_is_text_for_the_template() -> None:
+    text = {"type": "text", "text": "Well,"}
+    sent = {"role": "assistant", "content": [text, {"type": "refusal", "refusal": "no."}]}
+    made = {"role": "assistant", "content": [text, {"type": "text", "text": "no."}]}
+    assert parse(messages=[sent, USER]).raw_messages == [made, USER]
+
+
+def test_what_the_sdk_parsed_does_not_reach_the_template() -> None:
+    """It sends back whole what its parse() gave out."""
+    parsed = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, parsed], "parsed": None}
+    said = {"role": "assistant", "content": "{}", "parsed": {}}
+    assert parse(messages=[called, said]).raw_messages == [
+        {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
+        {"role": "assistant", "content": "{}"},
+    ]
 
 
 def test_keys_that_say_nothing_do_not_reach_the_template() -> None:

@@ -29,6 +29,7 @@ LEAST: dict[Parse, dict[str, Any]] = {
     TOKENIZE: {"prompt": "x"},
     DETOKENIZE: {"tokens": [1]},
 }
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 USER = {"role": "user", "content": "hi"}
 
 
@@ -89,6 +90,36 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"a": 1}}}},
+            "json_schema",
+            {"a": 1},
+        ),
+        ({"response_format": TAG}, "structural_tag", TAG),
+        ({"structural_tag": TAG, "response_format": {"type": "text"}}, "structural_tag", TAG),
+        ({"structural_tag": json.dumps(TAG)}, "structural_tag", TAG),
+    ],
+)
+def test_the_format_of_a_completion(fields: dict[str, Any], name: str, value: object) -> None:
+    request = COMPLETION(body(COMPLETION, fields))
+    assert json.loads(getattr(request, name)) == value
+    assert request.unknown == []
+
+
+@pytest.mark.parametrize("parse", [COMPLETION, GENERATE])
+@pytest.mark.parametrize(
+    ("given", "adapters"),
+    [(..., ["", ""]), (None, ["", ""]), ("", ["", ""]), ("a", ["a", "a"]), (["a", None], ["a", ""])],
+)
+def test_the_adapter_of_each_prompt(parse: Parse, given: Any, adapters: list[str]) -> None:
+    prompts = {"prompt" if parse is COMPLETION else "text": ["x", "y"]}
+    assert parse(body(parse, {**prompts, "lora_path": given})).adapters == adapters
+
+
+@pytest.mark.parametrize(
     ("parse", "fields", "param", "code"),
     [
         (COMPLETION, {"model": ...}, "model", MISSING),
@@ -124,7 +155,11 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
         (COMPLETION, {"stop": ["x"] * 17}, "stop", VALUE),
         (COMPLETION, {"stream_options": {}}, "stream_options", VALUE),
         (COMPLETION, {"regex": "a", "ebnf": "b"}, "ebnf", VALUE),
-        (COMPLETION, {"response_format": {"type": "json_object"}}, "response_format", UNSUPPORTED),
+        (COMPLETION, {"response_format": {"type": "yaml"}}, "response_format.type", VALUE),
+        (COMPLETION, {"response_format": "json"}, "response_format", TYPE),
+        (COMPLETION, {"response_format": {"type": "json_object"}, "regex": "a"}, "response_format", VALUE),
+        (COMPLETION, {"structural_tag": {"structures": []}}, "structural_tag.structures", MISSING),
+        (COMPLETION, {"json_schema": "{}", "structural_tag": TAG}, "structural_tag", VALUE),
         (COMPLETION, {"user": 3}, "user", TYPE),
         (GENERATE, {"text": ...}, "text", MISSING),
         (GENERATE, {"text": None, "input_ids": None}, "text", MISSING),
@@ -167,7 +202,12 @@ def test_accepted(parse: Parse, fields: dict[str, Any]) -> None:
         (GENERATE, {"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len", VALUE),
         (GENERATE, {"rid": ["a", "b"]}, "rid", VALUE),
         (GENERATE, {"rid": 3}, "rid", TYPE),
-        (GENERATE, {"lora_path": "x"}, "lora_path", UNSUPPORTED),
+        (GENERATE, {"lora_path": 3}, "lora_path", TYPE),
+        (GENERATE, {"lora_path": ["x", "y"]}, "lora_path", VALUE),
+        (GENERATE, {"lora_id": "x"}, "lora_id", UNSUPPORTED),
+        (COMPLETION, {"lora_path": [1]}, "lora_path[0]", TYPE),
+        (COMPLETION, {"prompt": ["a", "b"], "lora_path": []}, "lora_path", VALUE),
+        (EMBED, {"lora_path": "x"}, "lora_path", UNSUPPORTED),
         (EMBED, {"input": ...}, "input", MISSING),
         (EMBED, {"input": None}, "input", TYPE),
         (EMBED, {"input": ""}, "input", VALUE),

@@ -280,7 +280,9 @@ def test_vectors() -> None:
     with Worker("--embedding-dim", "8") as worker, SchedulerClient(worker.port) as client:
 
         def embed(ids: list[int]) -> pb.EmbedResponse:
-            return client.Embed(pb.EmbedRequest(request_id="a", tokenized=pb.TokenizedInput(input_ids=ids)))
+            request = pb.EmbedRequest(request_id="a", tokenized=pb.TokenizedInput(input_ids=ids))
+            answer: pb.EmbedResponse = client.Embed(request)
+            return answer
 
         first = embed([1, 2])
         assert (first.embedding_dim, len(first.embedding), first.prompt_tokens) == (8, 8, 2)

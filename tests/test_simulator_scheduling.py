@@ -308,7 +308,7 @@ def test_prefill_and_decode_meet() -> None:
         SchedulerClient(prefill.port) as first,
         SchedulerClient(decode.port) as second,
     ):
-        meeting = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port}
+        meeting: dict[str, Any] = {"bootstrap_host": "127.0.0.1", "bootstrap_port": port}
 
         def ask(client: SchedulerClient, room: int, ids: list[int]) -> Any:
             params = pb.DisaggregatedParams(**meeting, bootstrap_room=room)

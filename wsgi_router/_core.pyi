@@ -39,9 +39,9 @@ def first_failure(message: bytes) -> str | None:
 class Tokenizer:
     """A tokenizer with its chat template; immutable, usable by all threads.
 
-    ``path``: a folder with tokenizer.json, or the file. ``chat_template``: template text that replaces the
-    folder's own. Raises ``NativeError`` with one clear line when something cannot be loaded; its ``param`` is
-    "chat_template" if that is at fault.
+    ``path``: a folder with tokenizer.json or a file of tiktoken ranks, or the file. ``chat_template``:
+    template text that replaces the folder's own. Raises ``NativeError`` with one clear line when something
+    cannot be loaded; its ``param`` is "chat_template" if that is at fault.
     """
 
     info: dict[str, Any]

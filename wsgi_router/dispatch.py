@@ -33,6 +33,7 @@ from wsgi_router.errors import (
     WorkerAbortError,
     WorkerProtocolError,
 )
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
@@ -118,14 +119,15 @@ class _Choice:
 
 
 class _Opening:
-    """A job whose first choice, number `index` of the request, has not had its first event yet."""
+    """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
 
-    __slots__ = ("deadline", "index", "job", "tried")
+    __slots__ = ("deadline", "index", "job", "others", "tried")
 
-    def __init__(self, index: int, job: GenerateJob, deadline: float) -> None:
+    def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
         self.index = index
         self.job = job
         self.deadline = deadline
+        self.others = others
         self.tried: list[Worker] = []
 
 
@@ -314,7 +316,7 @@ class Generation:
         self._queue = _Queue(dispatcher)
         self._client = client
         self.answer = answer
-        self._opening: dict[int, _Opening] = {}  # by the index of their first choice
+        self._opening: dict[int, _Opening] = {}  # by the index of the choice
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
@@ -373,7 +375,7 @@ class Generation:
         return True
 
     def take(self) -> list[Ready]:
-        """All that is ready, in order; empty if nothing is. Raises RouterError if a job cannot be started."""
+        """All that is ready, in order; empty if nothing is. Raises RouterError if a choice cannot start."""
         queue, opening = self._queue, self._opening
         ready = queue.ready
         taken: list[Ready] = []
@@ -412,6 +414,8 @@ class Generation:
             return True
         choice.stale = True
         self._queue.let_end(choice)
+        if opening.job.adapter:
+            worker.forget_adapters()
         opening.tried.append(worker)
         dispatcher.start(self, opening, error)
         return False
@@ -484,8 +488,8 @@ class Dispatcher:
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
         Raises RouterError if a first event is a failure, after one other worker was asked where that may
-        help; ClientGone, DeadlineError, NoWorkerError, DrainingError. A job that fails so later, when another
-        one's answer has begun, makes `take` raise.
+        help; ClientGone, DeadlineError, NoWorkerError, DrainingError. A choice that fails so later, when
+        another one has begun, makes `take` raise.
         """
         jobs = (jobs,) if isinstance(jobs, GenerateJob) else jobs
         if patience is None:
@@ -495,8 +499,9 @@ class Dispatcher:
         generation = Generation(self, client, answer)
         try:
             for number, job in enumerate(jobs):
-                opening = _Opening(number * job.choices, job, deadline)
-                generation._opening[opening.index] = opening
+                index = number * job.choices
+                opening = _Opening(index, job, deadline, range(index + 1, index + job.choices))
+                generation._opening[index] = opening
                 self.start(generation, opening)
             generation._wait_for_start()
         except BaseException:
@@ -511,15 +516,24 @@ class Dispatcher:
         elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
             self.pool.report(worker, Event.CALL_UNREACHABLE)
 
-    def start(self, generation: Generation, opening: _Opening, error: RouterError | None = None) -> None:
-        """Asks a worker for a job's first choice; `error` is how the last attempt ended, if there was one.
+    def start(
+        self,
+        generation: Generation,
+        opening: _Opening,
+        error: RouterError | None = None,
+        near: Worker | None = None,
+    ) -> None:
+        """Asks a worker for a choice, `near` first; `error` is how the last attempt ended, if there was one.
 
         Raises it where another worker would not help, or there is none.
         """
         job, tried = opening.job, opening.tried
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                lease = self.pool.select(job.model, job.hints, exclude=tried)
+                if near is not None and near.available() and not tried:
+                    lease = near.lease()
+                else:
+                    lease = self.pool.select(job.model, job.hints, tried, job.adapter)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
@@ -528,7 +542,7 @@ class Dispatcher:
                 _LOG.info("%s failed before its first event: %s", tried[-1].url, error.message)
                 observability.metrics().retries.inc()
             try:
-                self._add(generation, opening.index, lease, job.body, opening.deadline - time.monotonic())
+                self._add(generation, opening, lease)
                 return
             except RpcFailure as failure:
                 error = UpstreamError.from_grpc(failure.code, failure.details)
@@ -537,13 +551,10 @@ class Dispatcher:
 
     def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
         """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
-        job = opening.job
-        try:
-            for index in range(opening.index + 1, opening.index + job.choices):
-                lease = worker.lease() if worker.available() else self.pool.select(job.model, job.hints)
-                self._add(generation, index, lease, job.body, self._first_token_timeout)
-        except RpcFailure as failure:
-            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+        deadline = time.monotonic() + self._first_token_timeout
+        for index in opening.others:
+            other = generation._opening[index] = _Opening(index, opening.job, deadline)
+            self.start(generation, other, near=worker)
 
     def error_of(self, first: Item) -> RouterError | None:
         """What a choice's first event says, if it is a failure."""
@@ -556,12 +567,15 @@ class Dispatcher:
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
-    def _add(self, generation: Generation, index: int, lease: Lease, body: bytes, patience: float) -> None:
+    def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
         """Starts an RPC and its reader; the lease is the generation's from here on."""
         request_id = secrets.token_hex(_ID_BYTES)
-        request = _ID_FIELD + request_id.encode("ascii") + body
-        worker, queue = lease.worker, generation._queue
+        job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
+        patience = opening.deadline - time.monotonic()
         try:
+            request = _ID_FIELD + request_id.encode("ascii") + job.body
+            if job.adapter:
+                request += _adapter_field(worker, job.adapter)
             if self.transport.feeds:
                 limits = Patience(patience, self.token_timeout)
                 call = functools.partial(
@@ -576,3 +590,14 @@ class Dispatcher:
             if isinstance(error, RpcFailure):
                 self.note_end(worker, error)
             raise
+
+    def __repr__(self) -> str:
+        return f"<Dispatcher {self.pool!r}>"
+
+
+def _adapter_field(worker: Worker, name: str) -> bytes:
+    """The field of a GenerateRequest that names an adapter. Raises NoWorkerError if it has just gone."""
+    adapter = worker.adapters.get(name)
+    if adapter is None:
+        raise NoWorkerError
+    return pb.GenerateRequest(lora_id=adapter.id).SerializeToString()

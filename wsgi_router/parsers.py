@@ -235,6 +235,13 @@ REASONING_FORMATS: Final = (
         switch="reasoning",
     ),
     ReasoningFormat(
+        "mistral",
+        ("magistral",),
+        ("magistral", *(f"ministral-3-{size}-reasoning" for size in ("3b", "8b", "14b"))),
+        start="[THINK]",
+        end="[/THINK]",
+    ),
+    ReasoningFormat(
         "nemotron",
         ("nano_v3", "nemotron_3"),
         ("nemotron-nano", "nemotron-super", "nemotron-3", "nano-v3"),

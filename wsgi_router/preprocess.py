@@ -23,6 +23,7 @@ from wsgi_router.schema import (
     in_range,
 )
 from wsgi_router.settings import Settings
+from wsgi_router.workers.policies import Hints
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
@@ -80,9 +81,16 @@ _encode = msgspec.json.encode
 
 
 def prepare(
-    request: ChatRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
+    request: ChatRequest,
+    card: ModelCard,
+    tokenizer: native.Tokenizer,
+    settings: Settings,
+    adapters: Sequence[str] = ("",),
 ) -> Prepared:
-    """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model."""
+    """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model.
+
+    `adapters` has the LoRA adapter's name for each prompt, "" for none.
+    """
     runtime.breathe()  # to decode and to encode a large body takes as long again
     job = chat_job(request, card)
     plan = reading.plan(
@@ -100,7 +108,7 @@ def prepare(
     body = prepared.body + plan.body(prompt)
     options = stream_options(request, card, prepared.prompt_tokens) | plan.options(prompt)
     return Prepared(
-        jobs=(GenerateJob(card.name, body, request.choices, _hints(request), job["stream"]),),
+        jobs=(GenerateJob(card.name, body, request.choices, _hints(request), job["stream"], adapters[0]),),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -108,7 +116,11 @@ def prepare(
 
 
 def prepare_completion(
-    request: CompletionRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
+    request: CompletionRequest,
+    card: ModelCard,
+    tokenizer: native.Tokenizer,
+    settings: Settings,
+    adapters: Sequence[str] = (),
 ) -> Prepared:
     """As `prepare`, for each prompt of a text completion."""
     job = {
@@ -128,11 +140,8 @@ def prepare_completion(
         ],
         "logprobs": request.logprobs,
     }
-    hints = _hints(request)
     return Prepared(
-        jobs=tuple(
-            GenerateJob(card.name, one.body, request.choices, hints, job["stream"]) for one in prepared
-        ),
+        jobs=_jobs(prepared, card, request.choices, _hints(request), job["stream"], adapters),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -140,7 +149,11 @@ def prepare_completion(
 
 
 def prepare_generate(
-    request: GenerateRequest, card: ModelCard, tokenizer: native.Tokenizer, settings: Settings
+    request: GenerateRequest,
+    card: ModelCard,
+    tokenizer: native.Tokenizer,
+    settings: Settings,
+    adapters: Sequence[str] = (),
 ) -> Prepared:
     """As `prepare`, for each prompt of a request in SGLang's own form."""
     asked = request.sampling
@@ -164,7 +177,7 @@ def prepare_generate(
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
     return Prepared(
-        jobs=tuple(GenerateJob(card.name, one.body, asked.choices, {}, job["stream"]) for one in prepared),
+        jobs=_jobs(prepared, card, asked.choices, {}, job["stream"], adapters),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -198,11 +211,25 @@ def _prepare_prompts(
     return [fitting(prompt, path) for prompt, path in zip(prompts, paths, strict=True)]
 
 
+def _jobs(
+    prepared: Sequence[native.Prepared],
+    card: ModelCard,
+    choices: int,
+    hints: Hints,
+    streamed: bool,
+    adapters: Sequence[str],
+) -> tuple[GenerateJob, ...]:
+    return tuple(
+        GenerateJob(card.name, one.body, choices, hints, streamed, adapter)
+        for one, adapter in zip(prepared, adapters or [""] * len(prepared), strict=True)
+    )
+
+
 def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
 
 
-def _hints(request: Streamed) -> dict[str, str]:
+def _hints(request: Streamed) -> Hints:
     """What routing policies may go by."""
     return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
 

@@ -15,7 +15,7 @@ Options of the native Stream that carry it:
 | `reasoning_format` | name of the reasoning parser, null: none |
 | `starts_inside` | true: the answer begins inside the reasoning · false: it does not, whatever the format · |
 | | null: as the format has it, since the prompt has no mark |
-| `separate_reasoning` | false: reasoning stays in the content, its marks too |
+| `separate_reasoning` | false: reasoning stays in the content, its tags too; gpt-oss's marks do not |
 | `stream_reasoning` | false: reasoning comes whole, in one delta |
 | `logprobs` | how many alternatives each entry has, null: no entries |
 

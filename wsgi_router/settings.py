@@ -173,7 +173,7 @@ class Settings:
     tokenizer_path: str = _row(
         "",
         _text,
-        "Folder with tokenizer.json and its sisters, or the file itself. Without it nothing can be answered.",
+        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file. Needed for any answer.",
     )
     chat_template: str = _row(
         "", _text, "File with a chat template (Jinja) that takes the place of the tokenizer's own."
@@ -241,6 +241,9 @@ class Settings:
         10.0, _seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
     )
     max_body_bytes: int = _row(64 * 2**20, _integer(1024, 2**31 - 1), "Largest request body; beyond it 413.")
+    body_timeout: float = _row(
+        300.0, _seconds(1), "Longest time that a request's body may take to come; beyond it 408."
+    )
     ping_interval: float = _row(
         15.0, _seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
     )

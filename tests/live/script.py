@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,10 @@ ANSWERS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(path: Path, answers: dict[str, dict[str, Any]] = ANSWERS) -> Path:
-    """A script file for the simulator."""
-    rules = [{"match": {"text": word}, "answer": answer} for word, answer in answers.items()]
+def write(
+    path: Path, answers: dict[str, dict[str, Any]] = ANSWERS, first: Sequence[dict[str, Any]] = ()
+) -> Path:
+    """A script file for the simulator; the rules in `first` come before those made of `answers`."""
+    rules = [*first, *({"match": {"text": word}, "answer": answer} for word, answer in answers.items())]
     path.write_text(json.dumps(rules), "utf-8")
     return path

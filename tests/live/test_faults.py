@@ -76,6 +76,15 @@ def test_a_body_over_the_limit_is_refused_unread(router: Router) -> None:
         assert httpx.post(router.url + URL, content=b"x" * size, timeout=30).status_code == 413
 
 
+def test_an_answer_before_the_whole_body_is_its_connections_last(router: Router) -> None:
+    """Said in a header, for a client would put its next request on a connection that is about to close."""
+    body = b" " * (1 << 20)
+    with httpx.Client(base_url=router.url, timeout=30) as client:
+        answer = client.post("/v1/nothing", content=body)
+        assert (answer.status_code, answer.headers["connection"]) == (404, "close")
+        assert client.post("/v1/nothing", content=b"{}").headers["connection"] == "keep-alive"
+
+
 def test_a_prompt_that_is_too_long(router: Router) -> None:
     answer = httpx.post(router.url + URL, json=ask("word " * 5000, stream=True), timeout=30)
     assert answer.status_code == 400
@@ -181,7 +190,7 @@ def test_a_dead_worker_is_passed_over(simulator_flags: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"first_token_timeout": "1", "answer_timeout": "1"}])
-def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: dict[str, str]) -> None:
+def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: dict[str, Any]) -> None:
     with Worker(*simulator_flags) as worker, Router(worker.url, **settings, token_timeout="1") as router:
         router.wait_serving()
         assert httpx.post(router.url + URL, json=ask("hang-first"), timeout=30).status_code == 504
@@ -196,7 +205,7 @@ def test_a_worker_that_says_nothing(simulator_flags: tuple[str, ...], settings: 
 
 
 def test_a_worker_that_stops_answering_is_suspected(simulator_flags: tuple[str, ...]) -> None:
-    waits = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
+    waits: dict[str, Any] = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
     with Worker(*simulator_flags) as worker, Router(worker.url, **waits) as router:
         router.wait_serving()
         worker.send(signal.SIGSTOP)

@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 
@@ -13,7 +14,7 @@ from tests.live.test_chat import ask
 from tests.support.processes import Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
-WAITS = {"first_token_timeout": "2", "health_timeout": "1", "health_interval": "0.5"}
+WAITS: dict[str, Any] = {"first_token_timeout": "2", "health_timeout": "1", "health_interval": "0.5"}
 
 
 @contextlib.contextmanager

@@ -64,6 +64,18 @@ def streamed(client: openai.OpenAI, word: str, **fields: Any) -> Any:
         return events.get_final_completion().choices[0]
 
 
+def parts(client: openai.OpenAI, word: str, **fields: Any) -> list[Any]:
+    """The choice's part of each chunk."""
+    messages: Any = [{"role": "user", "content": word}]
+    stream = client.chat.completions.create(model=MODEL, messages=messages, stream=True, **fields)
+    return [chunk.choices[0] for chunk in stream]
+
+
+def streamed_by_hand(client: openai.OpenAI, word: str, **fields: Any) -> Any:
+    """The last chunk's choice, for answers that the SDK's helper takes for errors."""
+    return parts(client, word, **fields)[-1]
+
+
 def calls(choice: Any) -> list[tuple[str, Any]]:
     found = choice.message.tool_calls or []
     assert len({call.id for call in found}) == len(found)
@@ -102,6 +114,40 @@ def test_forced_calls(client: openai.OpenAI, ask: Any, word: str, choice: Any) -
     assert answer.message.content is None or not answer.message.content
 
 
+@pytest.mark.parametrize("ask", [whole, streamed_by_hand])
+@pytest.mark.parametrize(
+    ("word", "choice"),
+    [("force-it", "required"), ("name-it", {"type": "function", "function": {"name": "get_weather"}})],
+)
+def test_a_forced_call_that_is_cut_off_ends_by_length(
+    client: openai.OpenAI, ask: Any, word: str, choice: Any
+) -> None:
+    answer = ask(client, word, tools=[TOOL], tool_choice=choice, max_tokens=8)
+    assert answer.finish_reason == "length"
+
+
+def test_the_parts_of_a_stream_with_thoughts_and_calls(client: openai.OpenAI) -> None:
+    """The role comes first and once, no delta but the last is empty, each call's id and name come once."""
+    first, *inner, last = parts(client, "call-it", tools=[TOOL])
+    assert first.delta.model_dump(exclude_unset=True) == {"role": "assistant", "content": ""}
+    assert (last.delta.model_dump(exclude_unset=True), last.finish_reason) == ({}, "tool_calls")
+    named: list[tuple[int, str]] = []
+    for part in inner:
+        assert part.finish_reason is None
+        delta = part.delta.model_dump(exclude_unset=True)
+        ((field, value),) = delta.items()
+        assert value
+        assert field in ("reasoning_content", "content", "tool_calls")
+        for call in part.delta.tool_calls or ():
+            if call.id is not None:
+                assert call.type == "function"
+                named.append((call.index, call.function.name))
+            else:
+                assert call.type is None
+                assert call.function.name is None
+    assert named == [(0, "get_weather"), (1, "get_weather")]
+
+
 def test_functions_are_answered_as_functions(client: openai.OpenAI) -> None:
     choice = whole(client, "call-it", functions=[TOOL["function"]])
     assert choice.finish_reason == "function_call"
@@ -130,6 +176,8 @@ def test_logprobs_come_once_for_each_token(client: openai.OpenAI, ask: Any) -> N
     entries = choice.logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in entries[:-1]).decode() == "It rains in Zürich."
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
+    alone = ask(client, "plain", logprobs=True).logprobs.content
+    assert [(entry.token, entry.top_logprobs) for entry in alone] == [(entry.token, []) for entry in entries]
 
 
 def test_what_cannot_be_had_is_refused(client: openai.OpenAI) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 END = 2
 FIRST_BYTE = 3
@@ -34,7 +35,7 @@ def write(folder: Path) -> Path:
         {"type": "Strip", "content": " ", "start": 1, "stop": 0},
     ]
     added = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 END = 257
 TEMPLATE = (
@@ -25,7 +26,7 @@ def write(folder: Path) -> Path:
     """tokenizer.json and its config in `folder`; ids 0 to 255 are the bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

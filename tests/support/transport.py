@@ -45,6 +45,8 @@ def _fresh(failure: RpcFailure) -> RpcFailure:
     return RpcFailure(failure.code, failure.details)
 
 
+_REFUSED = RpcFailure("UNAVAILABLE", "connection refused")
+_DEFAULTS = {"ListLoadedLoRAAdapters": RpcFailure("UNIMPLEMENTED", "no adapters here")}
 Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
 
 
@@ -91,7 +93,7 @@ class FakeTransport:
         return info.SerializeToString()
 
     def _answer(self, worker: Worker, method: str, request: bytes) -> bytes:
-        answer = self.unary_answers.get(method, RpcFailure("UNAVAILABLE", "connection refused"))
+        answer = self.unary_answers.get(method, _DEFAULTS.get(method, _REFUSED))
         if inspect.isfunction(answer):
             answer = answer(request, worker.url) if answer.__code__.co_argcount == 2 else answer(request)
         if isinstance(answer, RpcFailure):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from flask import Flask, Response, g, request
@@ -21,6 +21,9 @@ from wsgi_router.errors import (
     shown,
 )
 from wsgi_router.observability import CANCELLED, COMPLETE, FAILED, REFUSED
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 _LOG = logging.getLogger(__name__)
 _JSON: Final = "application/json"
@@ -40,8 +43,21 @@ def error_response(error: RouterError, more: Mapping[str, Any] | None = None) ->
     headers = {**error.headers(), "Content-Type": _JSON, "Content-Length": str(len(body))}
     if much_unread(request.environ):
         words = LastWords(body, request.environ)
-        return Response(words, error.status, headers, direct_passthrough=True)
+        return _LastResponse(words, error.status, headers, direct_passthrough=True)
     return Response(body, error.status, headers)
+
+
+class _LastResponse(Response):
+    """The last answer of its connection, and gunicorn says so: a client would put its next request on it.
+
+    An application may not send the header `Connection`; gunicorn drops it.
+    """
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        force_close = getattr(getattr(start_response, "__self__", None), "force_close", None)
+        if force_close is not None:
+            force_close()
+        return super().__call__(environ, start_response)
 
 
 def _outcome(error: RouterError) -> str:

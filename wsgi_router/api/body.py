@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from wsgi_router import native, runtime
+from wsgi_router.api.reading import READINGS
 from wsgi_router.errors import BodyTooLargeError, InvalidRequestError, RequestTimeoutError
+from wsgi_router.settings import Settings
 
 _LOG = logging.getLogger(__name__)
 _READ: Final = "wsgi_router.body_read"
@@ -22,20 +24,21 @@ _LINGER_SECONDS: Final = 2.0
 _LINGER_BYTES: Final = 256 << 20
 
 
-def read_body(environ: dict[str, Any], limit: int) -> bytes:
-    """The whole body, at most `limit` bytes, of JSON that can be decoded without holding up other requests.
+def read_body(environ: dict[str, Any], settings: Settings) -> bytes:
+    """The whole body, of a bounded size, of JSON that can be decoded without holding up other requests.
 
     Raises BodyTooLargeError (413), RequestTimeoutError (408) or InvalidRequestError (400).
     """
+    limit, seconds = settings.max_body_bytes, settings.body_timeout
     length = _content_length(environ)
     if length is None:
-        body = _read(environ, limit + 1) if environ.get("wsgi.input_terminated") else b""
+        body = _read(environ, limit + 1, seconds) if environ.get("wsgi.input_terminated") else b""
         if len(body) > limit:
             raise _too_large(limit)
     else:
         if length > limit:
             raise _too_large(limit)
-        body = _read(environ, length)
+        body = _read(environ, length, seconds)
         if len(body) < length:
             raise InvalidRequestError("The request body ended early.", code="incomplete_body")
     environ[_READ] = True
@@ -66,9 +69,9 @@ def _content_length(environ: Mapping[str, Any]) -> int | None:
     return int(text)
 
 
-def _read(environ: dict[str, Any], size: int) -> bytes:
+def _read(environ: dict[str, Any], size: int, seconds: float) -> bytes:
     try:
-        with _bounded_silence(environ.get("gunicorn.socket")):
+        with _bounded(environ.get("gunicorn.socket"), seconds):
             return _read_pieces(environ["wsgi.input"], size)
     except TimeoutError:
         environ[_STALLED] = True
@@ -79,17 +82,21 @@ def _read(environ: dict[str, Any], size: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _bounded_silence(sock: Any) -> Iterator[None]:
-    """Within, a read from the client's socket ends with TimeoutError when nothing comes."""
+def _bounded(sock: Any, seconds: float) -> Iterator[None]:
+    """Ends with TimeoutError when nothing comes from the client's socket, or not all of it in `seconds`."""
     if sock is None:  # a server that lends none has bounds of its own
         yield
         return
     before = sock.gettimeout()
-    sock.settimeout(_SILENCE_SECONDS)
+    sock.settimeout(min(_SILENCE_SECONDS, seconds))
+    reading = READINGS.begin(sock, seconds)
     try:
         yield
     finally:
+        READINGS.end(reading)
         sock.settimeout(before)
+        if reading.late:
+            raise TimeoutError
 
 
 def _read_pieces(stream: Any, size: int) -> bytes:

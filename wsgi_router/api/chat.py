@@ -16,11 +16,12 @@ blueprint = Blueprint("chat", __name__)
 def chat_completions() -> Response:
     services = current()
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, services.settings.max_body_bytes)
+    body = read_body(request.environ, services.settings)
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.resolve_model(asked.model)
+    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare(asked, card, tokenizer, services.settings))
+    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters)
+    return generate(services, record, prepared)

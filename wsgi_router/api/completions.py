@@ -17,14 +17,15 @@ def completions() -> Response:
     services = current()
     settings = services.settings
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings.max_body_bytes)
+    body = read_body(request.environ, settings)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.resolve_model(asked.model)
+    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare_completion(asked, card, tokenizer, settings))
+    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters)
+    return generate(services, record, prepared)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -33,11 +34,12 @@ def generate_natively() -> Response:
     services = current()
     settings = services.settings
     record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings.max_body_bytes)
+    body = read_body(request.environ, settings)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
     tokenizer = services.tokenizer
-    card = services.pool.default_model()
+    card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
-    return generate(services, record, preprocess.prepare_generate(asked, card, tokenizer, settings))
+    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters)
+    return generate(services, record, prepared)

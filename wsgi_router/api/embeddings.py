@@ -29,7 +29,7 @@ blueprint = Blueprint("embeddings", __name__)
 def embeddings() -> Response:
     services = current()
     record: observability.RequestRecord = g.record
-    asked = schema.parse_embedding(read_body(request.environ, services.settings.max_body_bytes))
+    asked = schema.parse_embedding(read_body(request.environ, services.settings))
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     card = services.pool.resolve_model(asked.model)

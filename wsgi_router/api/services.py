@@ -13,6 +13,7 @@ from typing import Any, Final
 from flask import current_app
 
 from wsgi_router import native, observability, runtime
+from wsgi_router.adapters import Adapters
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
@@ -52,6 +53,7 @@ class Services:
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
         self._calls: Calls
+        self._adapters: Adapters
         self._transport: GenerateTransport
         self._closing: runtime.Wakeup
 
@@ -75,6 +77,7 @@ class Services:
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
+        self._adapters = Adapters(self._pool, self._transport, self.settings)
         self._pool.start()
         self._pool.wait_for_answer()
         self._closing = runtime.wakeup()
@@ -108,6 +111,10 @@ class Services:
     @property
     def calls(self) -> Calls:
         return self._calls
+
+    @property
+    def adapters(self) -> Adapters:
+        return self._adapters
 
     def __repr__(self) -> str:
         state = "started" if self._pid == os.getpid() else "not started"

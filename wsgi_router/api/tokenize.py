@@ -24,7 +24,7 @@ MAX_TEXT: Final = 16 << 20
 @blueprint.post("/v1/tokenize")
 def tokenize() -> Response:
     services = current()
-    asked = schema.parse_tokenize(read_body(request.environ, services.settings.max_body_bytes))
+    asked = schema.parse_tokenize(read_body(request.environ, services.settings))
     g.record.unknown_fields(asked.unknown)
     card = _card(services, asked.model)
     ids = _chat_ids(asked, card, services) if asked.chat is not None else _text_ids(asked, services)
@@ -63,7 +63,7 @@ def _chat_ids(asked: schema.TokenizeRequest, card: ModelCard, services: Services
 @blueprint.post("/v1/detokenize")
 def detokenize() -> Response:
     services = current()
-    asked = schema.parse_detokenize(read_body(request.environ, services.settings.max_body_bytes))
+    asked = schema.parse_detokenize(read_body(request.environ, services.settings))
     g.record.unknown_fields(asked.unknown)
     _card(services, asked.model)
     _check_ids(asked, services.tokenizer.info["vocab_size"])
@@ -90,6 +90,6 @@ def _card(services: Services, model: str | None) -> ModelCard:
     if model is None:
         cards = services.pool.models()
         return cards[0] if cards else ModelCard("")
-    card = services.pool.resolve_model(model)
+    card, _ = services.pool.split_model(model)  # an adapter changes no token
     g.record.model = card.name
     return card

@@ -26,11 +26,17 @@ class ChatRequest(Streamed, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     reasoning_effort: Effort | None = None
+    lora_path: str | None = None
 
     # Filled by parse_chat.
     raw_messages: list[dict[str, Any]] = msgspec.field(default_factory=list)
     unknown: list[str] = msgspec.field(default_factory=list)
     output: Output = PLAIN
+
+    @property
+    def adapters(self) -> list[str]:
+        """The adapter of the one prompt, "" for none."""
+        return [self.lora_path or ""]
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -47,6 +53,7 @@ class Inert(msgspec.Struct):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
 
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
@@ -57,7 +64,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "verbosity": (),
     "moderation": (),
     "stop_regex": ([],),
-    "lora_path": (),
     "session_params": (),
     "custom_logit_processor": (),
     "return_hidden_states": (False,),

@@ -6,10 +6,11 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, check_depth, decode_object, unsupported
+from wsgi_router.schema.decode import bad, check_depth, decode_object, only, unsupported
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_prompts
-from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
+from wsgi_router.schema.formats import parse_format
+from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_adapters, read_prompts
+from wsgi_router.schema.sampling import CONSTRAINTS, Streamed, check_sampling, check_stream
 
 MAX_LOGPROBS: Final = 5
 
@@ -21,10 +22,12 @@ class CompletionRequest(Streamed, kw_only=True):
     prompt: Any
     echo: bool | None = None
     logprobs: int | None = None
+    lora_path: str | list[str | None] | None = None
 
     # Filled by parse_completion.
     prompts: list[Prompt] = msgspec.field(default_factory=list)
     paths: list[str] = msgspec.field(default_factory=list)
+    adapters: list[str] = msgspec.field(default_factory=list)
     unknown: list[str] = msgspec.field(default_factory=list)
 
 
@@ -39,10 +42,7 @@ class Inert(msgspec.Struct):
 
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "structural_tag": (),
     "stop_regex": ([],),
-    "lora_path": (),
     "session_params": (),
     "custom_logit_processor": (),
     "return_hidden_states": (False,),
@@ -50,12 +50,13 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
 }
+_FORMATS: Final = ("response_format", "structural_tag")
 FIELDS: Final = Fields(
     CompletionRequest,
     Inert,
     NOT_SUPPORTED,
-    filled=("prompts", "paths", "unknown"),
-    special=("best_of",),
+    filled=("prompts", "paths", "adapters", "unknown", "structural_tag"),
+    special=("best_of", *_FORMATS),
 )
 
 
@@ -69,7 +70,9 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
         raise bad("prompt", "Missing required parameter: 'prompt'.", "missing_required_parameter")
     request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
     request.paths = prompt_paths("prompt", request.prompts, listed)
+    request.adapters = read_adapters(request.lora_path, len(request.prompts))
     FIELDS.check(value)
+    _take_format(request, value)
     check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
     check_stream(request)
     _check_best_of(value.get("best_of"), request.choices)
@@ -78,6 +81,17 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
     check_batch("n", request.prompts, request.choices, max_batch)
     request.unknown = FIELDS.unknown(value)
     return request
+
+
+def _take_format(request: CompletionRequest, value: dict[str, Any]) -> None:
+    """SGLang's addition: what chat has for its answers, as a constraint of the text."""
+    form = parse_format(only(value, _FORMATS))
+    if form.kind == "text":
+        return
+    for name in CONSTRAINTS:
+        if getattr(request, name) is not None:
+            raise bad(form.field, f"'{form.field}' cannot be had together with '{name}'.")
+    setattr(request, form.kind, msgspec.json.encode(form.value).decode())
 
 
 def _check_best_of(best_of: object, choices: int) -> None:

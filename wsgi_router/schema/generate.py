@@ -8,7 +8,7 @@ import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_prompts
+from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_adapters, read_prompts
 from wsgi_router.schema.sampling import MAX_INT32, Sampling, check_sampling
 
 MAX_TOP_LOGPROBS: Final = 20
@@ -40,11 +40,13 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     top_logprobs_num: int | None = None
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
+    lora_path: str | list[str | None] | None = None
 
     # Filled by parse_generate.
     sampling: GenerateSampling = msgspec.field(default_factory=GenerateSampling)
     prompts: list[Prompt] = msgspec.field(default_factory=list)
     paths: list[str] = msgspec.field(default_factory=list)
+    adapters: list[str] = msgspec.field(default_factory=list)
     batch: bool = False
     unknown: list[str] = msgspec.field(default_factory=list)
 
@@ -71,7 +73,7 @@ class InertSampling(msgspec.Struct):
     stream_interval: int | None = None
 
 
-_FILLED: Final = ("sampling", "prompts", "paths", "batch", "unknown")
+_FILLED: Final = ("sampling", "prompts", "paths", "adapters", "batch", "unknown")
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "input_embeds": (),
     "image_data": ([],),
@@ -81,7 +83,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "token_ids_logprob": ([],),
     "return_hidden_states": (False,),
     "return_routed_experts": (False,),
-    "lora_path": (),
     "lora_id": (),
     "session_params": (),
     "custom_logit_processor": (),
@@ -107,6 +108,7 @@ def parse_generate(body: bytes, max_choices: int = 16, max_batch: int = 128) -> 
     request = FIELDS.convert(value)
     FIELDS.check(value)
     _read_prompts(request, max_batch)
+    request.adapters = read_adapters(request.lora_path, len(request.prompts))
     given = request.sampling_params
     if given is not None:
         _read_sampling(request, given, max_choices)

@@ -149,18 +149,27 @@ def _check_tool_call(call: ToolCall, path: str) -> None:
 def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Checked messages in the form that templates know.
 
-    Old names (role function, function_call, refusal, reasoning) are replaced by those of today. Keys that say
-    nothing are left out: SDKs send back every key that a message may have, and templates ask which are there.
-    The rest is as sent.
+    Old names (role function, function_call, refusal, reasoning) are replaced by those of today, and a part
+    that refuses by a text, as templates read no other. Keys that say nothing are left out: SDKs send back
+    every key that a message may have, and templates ask which are there. Left out is also what the openai
+    SDK's parse() put beside an answer: templates that print calls as they are would show it to the model. The
+    rest is as sent.
     """
     return [message if _is_modern(message) else _modern(message) for message in raw]
 
 
 _OLD_KEYS: Final = frozenset({"function_call", "refusal", "reasoning"})
+_PARSED: Final = "parsed"
+_PARSED_ARGUMENTS: Final = "parsed_arguments"
 
 
 def _is_modern(message: dict[str, Any]) -> bool:
-    if message["role"] == "function" or message.keys() & _OLD_KEYS:
+    if message["role"] == "function" or message.keys() & _OLD_KEYS or _PARSED in message:
+        return False
+    content = message.get("content")
+    if isinstance(content, list) and any(part["type"] == "refusal" for part in content):
+        return False
+    if any(_PARSED_ARGUMENTS in call["function"] for call in message.get("tool_calls") or ()):
         return False
     return all(_says_something(key, value) for key, value in message.items())
 
@@ -173,6 +182,11 @@ def _says_something(key: str, value: object) -> bool:
 
 def _modern(message: dict[str, Any]) -> dict[str, Any]:
     message = {key: value for key, value in message.items() if _says_something(key, value)}
+    message.pop(_PARSED, None)
+    if isinstance(message.get("content"), list):
+        message["content"] = [_text_part(part) for part in message["content"]]
+    if "tool_calls" in message:
+        message["tool_calls"] = [_unparsed(call) for call in message["tool_calls"]]
     if message["role"] == "function":
         message["role"] = "tool"
         if message.get("content") is None:
@@ -187,3 +201,12 @@ def _modern(message: dict[str, Any]) -> dict[str, Any]:
     if call is not None and not message.get("tool_calls"):
         message["tool_calls"] = [{"type": "function", "function": call}]
     return message
+
+
+def _text_part(part: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
+
+
+def _unparsed(call: dict[str, Any]) -> dict[str, Any]:
+    function = {key: value for key, value in call["function"].items() if key != _PARSED_ARGUMENTS}
+    return {**call, "function": function}

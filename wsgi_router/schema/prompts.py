@@ -59,6 +59,15 @@ def prompt_paths(path: str, prompts: list[Prompt], listed: bool) -> list[str]:
     return [f"{path}[{index}]" if listed else path for index in range(len(prompts))]
 
 
+def read_adapters(given: str | list[str | None] | None, count: int) -> list[str]:
+    """The adapter of each of `count` prompts, "" for none: `lora_path` is one for all, or a list of them."""
+    if not isinstance(given, list):
+        return [given or ""] * count
+    if len(given) != count:
+        raise bad("lora_path", f"'lora_path' must be a string or a list of {count}, one for each prompt.")
+    return [name or "" for name in given]
+
+
 def check_batch(path: str, prompts: list[Prompt], choices: int, most: int) -> None:
     """Raises InvalidRequestError if all answers together are more than `most`."""
     if len(prompts) * choices > most:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -23,6 +24,8 @@ from wsgi_router.workers.worker import Lease, ModelCard, Worker
 _LOG = logging.getLogger(__name__)
 
 _NO_HINTS: Final[Hints] = {}
+_MODEL_CHARS: Final = 1000
+"""No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
 _IDLE_INTERVALS: Final = 5
@@ -93,6 +96,17 @@ class WorkerPool:
             return next(iter(cards.values()))
         raise ModelNotFoundError(name)
 
+    def split_model(self, name: str) -> tuple[ModelCard, str]:
+        """As `resolve_model`, with the adapter of a name such as "MODEL:ADAPTER", else ""."""
+        try:
+            return self.resolve_model(name), ""
+        except ModelNotFoundError:
+            for colon in (index for index, char in enumerate(name[:_MODEL_CHARS]) if char == ":"):
+                with contextlib.suppress(ModelNotFoundError):
+                    if adapter := name[colon + 1 :]:
+                        return self.resolve_model(name[:colon]), adapter
+            raise
+
     def default_model(self) -> ModelCard:
         """The card for a request that names no model. Raises NoWorkerError before any worker has answered."""
         cards = self.models()
@@ -100,17 +114,25 @@ class WorkerPool:
             raise NoWorkerError("No worker has answered yet.")
         return cards[0]
 
-    def select(self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = ()) -> Lease:
-        """A lease on the worker that the policy chooses for `model`. Raises NoWorkerError.
+    def select(
+        self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = (), adapter: str = ""
+    ) -> Lease:
+        """A lease on the worker that the policy chooses for `model` and `adapter`. Raises NoWorkerError."""
+        return self._policy.select(self.candidates(model, exclude, adapter), hints).lease()
 
-        A suspect worker is asked only if no other is up: it may well be alive.
+    def candidates(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> Sequence[Worker]:
+        """Those that may be asked, at least one; of an adapter those that are known to have it.
+
+        A suspect worker is one only if no other is up: it may well be alive. Raises NoWorkerError.
         """
         serving = [worker for worker in self.workers if worker not in exclude and self._serves(worker, model)]
+        if adapter:
+            serving = [worker for worker in serving if adapter in worker.adapters]
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.state is State.SUSPECT]
         if not candidates:
             raise NoWorkerError
-        return self._policy.select(candidates, hints).lease()
+        return candidates
 
     def report(self, worker: Worker, event: Event) -> None:
         """Takes in what a call has seen of a worker."""
@@ -154,6 +176,7 @@ class WorkerPool:
             worker.failures = 0
             self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
+                worker.forget_adapters()  # it may have been started anew
                 _LOG.info("worker %s is up and serves %s", worker.url, card.name)
         except Exception as error:  # whatever it is, the worker is asked again
             self._probe_failed(worker, error, asked)

@@ -20,6 +20,8 @@ class GenerateJob:
     """What routing policies may go by."""
     streamed: bool = True
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
+    adapter: str = ""
+    """Name of the LoRA adapter; its id differs from worker to worker, and is added for each."""
 
 
 class RpcFailure(Exception):

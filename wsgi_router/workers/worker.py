@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,6 +35,14 @@ class ModelCard:
     architectures: tuple[str, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that a worker has loaded. `id` is that worker's own name for it."""
+
+    id: str
+    path: str = ""
+
+
 class Worker:
     """A worker's address, state and requests in flight."""
 
@@ -48,6 +58,10 @@ class Worker:
         """Failed probes since the last good one."""
         self.heard = time.monotonic()
         """When it last answered, or a stream of its gave a message; by time.monotonic."""
+        self.adapters: Mapping[str, Adapter] = {}
+        """The loaded ones by name, as far as it was asked; replaced as a whole."""
+        self.adapters_at = -math.inf
+        """When it was asked; by time.monotonic."""
         self._lock = threading.Lock()
 
     def available(self) -> bool:
@@ -61,6 +75,10 @@ class Worker:
         before = self.state
         self.state = after(before, event)
         return self.state is not before
+
+    def forget_adapters(self) -> None:
+        """What it has loaded is in doubt."""
+        self.adapters, self.adapters_at = {}, -math.inf
 
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""

@@ -59,12 +59,17 @@ impl Calls {
         }
     }
 
+    /// What has begun, unseen, is no call.
+    pub fn abandon(&mut self) {
+        self.begun = false;
+        self.index = None;
+    }
+
     /// Ends the call. One without arguments has an empty object of them.
     pub fn end(&mut self, sink: &mut dyn Sink) {
         if self.begun && self.empty {
             self.arguments("{}", sink);
         }
-        self.begun = false;
-        self.index = None;
+        self.abandon();
     }
 }

@@ -184,6 +184,7 @@ impl Engine {
     /// What began at the mark is no call: its marker is prose, and what follows is read again.
     fn astray(&mut self, buf: &str, sink: &mut dyn Sink) {
         self.state = State::Text;
+        self.calls.abandon();
         let Some(mark) = self.mark.take() else { return };
         let behind = self.pos.min(mark.at + mark.skip);
         let again = self.pos - behind;
@@ -290,9 +291,7 @@ impl Engine {
             }
             _ if first => return Went::Astray,
             // One bracket too many is a slip that models make.
-            Some((frame, _)) if matches!(next, '}' | ']') && matches!(frame.head, Head::Json) => {
-                self.pos += 1
-            }
+            _ if objects && matches!(next, '}' | ']') => self.pos += 1,
             _ => self.state = State::Text,
         }
         Went::On
@@ -307,8 +306,14 @@ impl Engine {
             self.state = State::Name;
             return Went::On;
         }
-        if self.mark.is_some() {
-            return Went::Astray;
+        if let Some(mark) = &mut self.mark {
+            if !frame.open.contains(&marker) {
+                return Went::Astray;
+            }
+            // Opened twice is open.
+            self.pos += marker.len();
+            mark.skip = self.pos - mark.at;
+            return Went::On;
         }
         if frame.close.contains(&marker) {
             self.block = false;
@@ -356,11 +361,12 @@ impl Engine {
         let State::Object(object) = &mut self.state else { return Went::Astray };
         let (used, turn) = object.feed(&buf[self.pos..], &mut self.calls, sink);
         self.pos += used;
-        if self.calls.is_open() || matches!(turn, Turn::Call | Turn::Last) {
+        if self.calls.is_open() && object.is_certain() || matches!(turn, Turn::Call | Turn::Last) {
             self.commit();
         }
         match turn {
             Turn::More => return Went::Nowhere,
+            Turn::Unknown => {}
             // The next one may be no call, though this one was.
             Turn::Call => self.mark = Some(Mark { at: self.pos, skip: 1 }),
             Turn::Last => self.state = State::Gap,

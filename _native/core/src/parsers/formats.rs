@@ -1,6 +1,6 @@
 //! The tool call formats, as the models' chat templates write them.
 
-use super::syntax::{Bare, Body, Frame, Frames, Head, Ids, Name, Parameters, Syntax, Tag, ToolFormat, Trim};
+use super::syntax::{Bare, Body, Frame, Frames, Head, Name, Parameters, Syntax, ToolFormat, Trim};
 
 fn whole(name: &str) -> &str {
     name
@@ -28,18 +28,13 @@ const fn format(
     name: &'static str,
     aliases: &'static [&'static str],
     tokens: &'static [&'static str],
-    tag: Option<Tag>,
     syntax: Syntax,
 ) -> ToolFormat {
-    ToolFormat { name, aliases, tokens, ids: Ids::Random, tag, syntax }
+    ToolFormat { name, aliases, tokens, syntax }
 }
 
 const fn framed(frames: &'static [Frame]) -> Syntax {
     Syntax::Frames(Frames { frames, bare: Bare::No, erase: &[] })
-}
-
-const fn tag(trigger: &'static str, begin: &'static str, end: &'static str) -> Option<Tag> {
-    Some(Tag { trigger, begin, end })
 }
 
 /// `<function=NAME> <parameter=KEY> VALUE </parameter> … </function>` in `<tool_call>`, which models forget.
@@ -96,13 +91,12 @@ const ATTRIBUTES: Parameters = Parameters {
 };
 
 pub static FORMATS: &[ToolFormat] = &[
-    format("passthrough", &["none"], &[], None, Syntax::None),
-    format("json", &[], &[], None, Syntax::Frames(Frames { frames: &[], bare: Bare::Json, erase: &[] })),
+    format("passthrough", &["none"], &[], Syntax::None),
+    format("json", &[], &[], Syntax::Frames(Frames { frames: &[], bare: Bare::Json, erase: &[] })),
     format(
         "mistral",
         &["mistral_v11", "devstral"],
         &["[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"],
-        tag("[TOOL_CALLS]", "[TOOL_CALLS] [{\"name\": \"{name}\", \"arguments\": ", "}]"),
         framed(&[Frame {
             open: &["[TOOL_CALLS]"],
             call: &[],
@@ -117,28 +111,24 @@ pub static FORMATS: &[ToolFormat] = &[
         "qwen",
         &["qwen25", "hermes"],
         &["<tool_call>", "</tool_call>"],
-        tag("<tool_call>", "<tool_call>\n{\"name\": \"{name}\", \"arguments\": ", "}\n</tool_call>"),
         framed(&[json_frame(&["<tool_call>"], &["</tool_call>"])]),
     ),
     format(
         "qwen_coder",
         &["qwen3_coder", "qwen_xml", "step3p5"],
         &["<tool_call>", "</tool_call>"],
-        None,
         framed(&[XML]),
     ),
     format(
         "nemotron",
         &[],
         &["<tool_call>", "</tool_call>", "<TOOLCALL>", "</TOOLCALL>"],
-        None,
         framed(&[XML, json_frame(&["<TOOLCALL>"], &["</TOOLCALL>"])]),
     ),
     format(
         "pythonic",
         &["llama4"],
         &["<|python_start|>", "<|python_end|>"],
-        None,
         Syntax::Frames(Frames {
             frames: &[],
             bare: Bare::Python,
@@ -149,7 +139,6 @@ pub static FORMATS: &[ToolFormat] = &[
         "llama",
         &["llama3"],
         &["<|python_tag|>"],
-        tag("<|python_tag|>", "<|python_tag|>{\"name\": \"{name}\", \"parameters\": ", "}"),
         Syntax::Frames(Frames {
             frames: &[json_frame(&["<|python_tag|>"], &[])],
             bare: Bare::JsonFirst,
@@ -166,11 +155,6 @@ pub static FORMATS: &[ToolFormat] = &[
             "<｜tool▁call▁end｜>",
             "<｜tool▁calls▁end｜>",
         ],
-        tag(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
-            "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ),
         framed(&[Frame {
             open: &["<｜tool▁calls▁begin｜>"],
             call: &["<｜tool▁call▁begin｜>function<｜tool▁sep｜>"],
@@ -191,11 +175,6 @@ pub static FORMATS: &[ToolFormat] = &[
             "<｜tool▁call▁end｜>",
             "<｜tool▁calls▁end｜>",
         ],
-        tag(
-            "<｜tool▁calls▁begin｜>",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{name}<｜tool▁sep｜>",
-            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        ),
         framed(&[Frame {
             open: &["<｜tool▁calls▁begin｜>"],
             call: &["<｜tool▁call▁begin｜>"],
@@ -210,7 +189,6 @@ pub static FORMATS: &[ToolFormat] = &[
         "deepseek_v32",
         &["deepseek32", "deepseekv32", "deepseek_v4", "deepseekv4"],
         &["｜DSML｜"],
-        None,
         framed(&[
             Frame {
                 open: &["<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"],
@@ -242,45 +220,32 @@ pub static FORMATS: &[ToolFormat] = &[
             },
         ]),
     ),
-    format("glm45", &["glm", "glm45_moe"], &["<tool_call>", "</tool_call>"], None, framed(&[GLM])),
-    format("glm47", &["glm47_moe"], &["<tool_call>", "</tool_call>"], None, framed(&[GLM])),
-    ToolFormat {
-        ids: Ids::Counted,
-        ..format(
-            "kimi_k2",
-            &["kimik2"],
-            &[
-                "<|tool_calls_section_begin|>",
-                "<|tool_call_begin|>",
-                "<|tool_call_argument_begin|>",
-                "<|tool_call_end|>",
-                "<|tool_calls_section_end|>",
-            ],
-            tag(
-                "<|tool_calls_section_begin|>",
-                "<|tool_calls_section_begin|><|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>",
-                "<|tool_call_end|><|tool_calls_section_end|>",
-            ),
-            framed(&[Frame {
-                open: &["<|tool_calls_section_begin|>"],
-                call: &["<|tool_call_begin|>"],
-                lone: true,
-                head: Head::Name(Name {
-                    ends: &["<|tool_call_argument_begin|>"],
-                    stops: &[],
-                    clean: counted,
-                }),
-                body: Body::Json,
-                end: &["<|tool_call_end|>"],
-                close: &["<|tool_calls_section_end|>"],
-            }]),
-        )
-    },
+    format("glm45", &["glm", "glm45_moe"], &["<tool_call>", "</tool_call>"], framed(&[GLM])),
+    format("glm47", &["glm47_moe"], &["<tool_call>", "</tool_call>"], framed(&[GLM])),
+    format(
+        "kimi_k2",
+        &["kimik2"],
+        &[
+            "<|tool_calls_section_begin|>",
+            "<|tool_call_begin|>",
+            "<|tool_call_argument_begin|>",
+            "<|tool_call_end|>",
+            "<|tool_calls_section_end|>",
+        ],
+        framed(&[Frame {
+            open: &["<|tool_calls_section_begin|>"],
+            call: &["<|tool_call_begin|>"],
+            lone: true,
+            head: Head::Name(Name { ends: &["<|tool_call_argument_begin|>"], stops: &[], clean: counted }),
+            body: Body::Json,
+            end: &["<|tool_call_end|>"],
+            close: &["<|tool_calls_section_end|>"],
+        }]),
+    ),
     format(
         "minimax_m2",
         &["minimax-m2", "minimax"],
         &["<minimax:tool_call>", "</minimax:tool_call>"],
-        None,
         framed(&[Frame {
             open: &["<minimax:tool_call>"],
             call: &["<invoke name=\""],
@@ -301,7 +266,6 @@ pub static FORMATS: &[ToolFormat] = &[
             "<｜tool_call_end｜>",
             "<｜tool_calls_end｜>",
         ],
-        None,
         framed(&[Frame {
             open: &["<｜tool_calls_begin｜>"],
             call: &["<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name=\""],
@@ -328,28 +292,13 @@ pub static FORMATS: &[ToolFormat] = &[
             "<|START_TEXT|>",
             "<|END_TEXT|>",
         ],
-        tag(
-            "<|START_ACTION|>",
-            "<|START_ACTION|>[{\"tool_call_id\": \"0\", \"tool_name\": \"{name}\", \"parameters\": ",
-            "}]<|END_ACTION|>",
-        ),
         Syntax::Frames(Frames {
             frames: &[json_frame(&["<|START_ACTION|>"], &["<|END_ACTION|>"])],
             bare: Bare::No,
             erase: &["<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"],
         }),
     ),
-    format(
-        "gpt-oss",
-        &["gpt_oss", "harmony"],
-        super::harmony::TOKENS,
-        tag(
-            "<|channel|>commentary",
-            "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
-            "<|call|>",
-        ),
-        Syntax::Harmony,
-    ),
+    format("gpt-oss", &["gpt_oss", "harmony"], super::harmony::TOKENS, Syntax::Harmony),
 ];
 
 /// A format by its name, or by another name it has.

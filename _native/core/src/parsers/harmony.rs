@@ -5,7 +5,8 @@
 //! <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{…}<|call|>   a call
 //! <|start|>assistant<|channel|>final<|message|>…<|return|>                                  the answer
 //! ```
-//! The prompt ends with `<|start|>assistant`. As a reasoning parser the machine leaves calls as they are, for
+//! The prompt ends with `<|start|>assistant`, so the first header begins with a channel, or with a recipient and
+//! then a channel. As a reasoning parser the machine leaves calls as they are, for
 //! itself as a tool parser behind it, which takes text without a header as the answer.
 
 use super::calls::Calls;
@@ -17,15 +18,23 @@ use std::sync::Arc;
 pub const TOKENS: &[&str] =
     &["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>"];
 
+/// How a recipient begins.
+const RECIPIENT: &str = "to=";
+
 /// Longest header in bytes.
 const LONGEST_HEADER: usize = 256;
 
 #[derive(Debug)]
 enum State {
+    /// Before anything: a recipient may come, without `<|start|>`.
+    Begin,
     /// Outside a message.
     Text,
-    /// From `<|start|>` or `<|channel|>` on, which are still in `buf`.
-    Header,
+    /// From `<|start|>` or `<|channel|>` on, which are still in `buf`. What is no header belongs to what came
+    /// before it, which may be thinking.
+    Header {
+        thinking: bool,
+    },
     Answer,
     Reasoning,
     /// A call that is left as it is.
@@ -58,7 +67,7 @@ impl Harmony {
         let ends = ["<|end|>", "<|return|>", "<|call|>", "<|start|>", "<|channel|>"];
         Self {
             calls: tools.map(Calls::new),
-            state: State::Text,
+            state: State::Begin,
             buf: String::new(),
             pos: 0,
             outside: Markers::new(ends),
@@ -104,7 +113,8 @@ impl Harmony {
     /// True: there is more to do.
     fn step(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> bool {
         match self.state {
-            State::Header => self.header(rest, last, sink),
+            State::Header { thinking } => self.header(rest, thinking, last, sink),
+            State::Begin => self.begin(rest, last),
             State::Text => {
                 let seen = self.outside.find(rest, last);
                 show(sink, &rest[..seen.upto]);
@@ -117,9 +127,7 @@ impl Harmony {
             }
             State::Reasoning => {
                 let seen = self.ends.find(rest, last);
-                if seen.upto > 0 {
-                    sink.reasoning(&rest[..seen.upto]);
-                }
+                think(sink, &rest[..seen.upto]);
                 self.behind(&seen)
             }
             State::Verbatim => {
@@ -152,7 +160,7 @@ impl Harmony {
         self.pos += seen.upto;
         let Some(marker) = seen.marker else { return false };
         if begins(marker) {
-            self.state = State::Header;
+            self.state = State::Header { thinking: self.is_reasoning() };
         } else {
             self.pos += marker.len();
             self.state = State::Text;
@@ -160,9 +168,22 @@ impl Harmony {
         true
     }
 
-    /// What has no `<|message|>` is no header.
-    fn header(&mut self, rest: &str, last: bool, sink: &mut dyn Sink) -> bool {
-        let first = if rest.starts_with("<|start|>") { "<|start|>" } else { "<|channel|>" };
+    fn begin(&mut self, rest: &str, last: bool) -> bool {
+        let text = rest.strip_prefix(' ').unwrap_or(rest);
+        if text.starts_with(RECIPIENT) {
+            self.state = State::Header { thinking: false };
+        } else if RECIPIENT.starts_with(text) && !last {
+            return false;
+        } else {
+            self.state = State::Text;
+        }
+        true
+    }
+
+    /// What has no `<|message|>` is no header, unless the text was cut in it.
+    fn header(&mut self, rest: &str, thinking: bool, last: bool, sink: &mut dyn Sink) -> bool {
+        let first = ["<|start|>", "<|channel|>"].into_iter().find(|first| rest.starts_with(first));
+        let first = first.unwrap_or_default();
         let seen = self.header.find(window(&rest[first.len()..], LONGEST_HEADER), last);
         let upto = first.len() + seen.upto;
         match seen.marker {
@@ -172,10 +193,19 @@ impl Harmony {
                 self.pos += used;
             }
             None if !last && upto <= LONGEST_HEADER => return false,
-            _ => {
-                show(sink, first);
-                self.pos += first.len();
+            None if is_cut_header(rest) => {
+                self.pos += rest.len();
                 self.state = State::Text;
+            }
+            _ => {
+                self.state = if thinking {
+                    think(sink, first);
+                    State::Reasoning
+                } else {
+                    show(sink, first);
+                    State::Text
+                };
+                self.pos += first.len();
             }
         }
         true
@@ -244,9 +274,29 @@ fn show(sink: &mut dyn Sink, text: &str) {
     }
 }
 
+fn think(sink: &mut dyn Sink, text: &str) {
+    if !text.is_empty() {
+        sink.reasoning(text);
+    }
+}
+
+/// Is all of this the beginning of a header? No mention of a marker is.
+fn is_cut_header(text: &str) -> bool {
+    let begins = |text: &str, names: &[&str]| {
+        let text = text.trim();
+        names.iter().any(|name| name.starts_with(text) || text.starts_with(name))
+    };
+    let (before, channel) = text.split_once("<|channel|>").unwrap_or((text, ""));
+    let role = match before.strip_prefix("<|start|>") {
+        Some(role) => begins(role, &["assistant"]),
+        None => before.is_empty() || begins(before, &["to=functions."]),
+    };
+    role && begins(channel, &["analysis", "commentary", "final"])
+}
+
 /// Whom a message calls; an answer to the assistant or to all is no call.
 fn recipient(header: &str) -> Option<&str> {
-    let (_, to) = header.split_once("to=")?;
+    let (_, to) = header.split_once(RECIPIENT)?;
     let end = to.find(|c: char| c.is_whitespace() || c == '<').unwrap_or(to.len());
     Some(&to[..end]).filter(|to| !matches!(*to, "" | "assistant" | "all" | "user"))
 }

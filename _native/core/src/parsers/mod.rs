@@ -7,8 +7,8 @@
 //! while it may turn out to be a marker, or a call whose name is not complete.
 //!
 //! A call of a tool that the request does not have is dropped where markers frame it, as SGLang's detectors do
-//! by default; without markers it cannot be told from an answer in JSON, and is content. A call that was cut off
-//! comes out as far as it goes: its arguments are not closed.
+//! by default; without markers it cannot be told from an answer in JSON, and is content unless a known call stands
+//! in the same list. A call that was cut off comes out as far as it goes: its arguments are not closed.
 
 mod calls;
 mod constrained;
@@ -35,7 +35,7 @@ use std::sync::Arc;
 pub use constrained::ConstrainedParser;
 pub use formats::{tool_format, tool_format_names};
 pub use reasoning::{ReasoningFormat, ReasoningParser, reasoning_format, reasoning_format_names};
-pub use syntax::{Ids, Tag, ToolFormat};
+pub use syntax::ToolFormat;
 pub use tools::Tools;
 
 use engine::Engine;

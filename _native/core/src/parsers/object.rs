@@ -10,6 +10,8 @@ pub enum Turn {
     More,
     /// A call of an array is complete.
     Call,
+    /// So is one of a tool that there is none of, before any other: maybe this is no array of calls.
+    Unknown,
     /// The last call is.
     Last,
     /// The next byte cannot stand there.
@@ -50,6 +52,8 @@ pub struct Object {
     /// No marker tells that this is a call: only a call's keys and a known name make it one.
     strict: bool,
     array: bool,
+    /// A known name has come.
+    known: bool,
     state: State,
     json: Json,
     /// The value at hand, unless it can go out as it comes.
@@ -66,6 +70,7 @@ impl Object {
         Self {
             strict,
             array: false,
+            known: false,
             state: State::Open,
             json: Json::new(),
             text: String::new(),
@@ -74,6 +79,11 @@ impl Object {
             early: None,
             settled: false,
         }
+    }
+
+    /// What begins here is a call, whatever comes.
+    pub fn is_certain(&self) -> bool {
+        self.known || !self.strict
     }
 
     /// Takes text up to the end of a call. Returns the bytes taken.
@@ -110,7 +120,7 @@ impl Object {
 
     /// With all its arguments a call is complete, even if the last brace is missing.
     fn wrong(&self, calls: &mut Calls, sink: &mut dyn Sink) -> Turn {
-        if calls.is_open() && self.settled {
+        if calls.is_open() && self.settled && self.is_certain() {
             calls.end(sink);
             return Turn::Last;
         }
@@ -126,7 +136,7 @@ impl Object {
             }
             (State::Open | State::Item, b'{') => State::Key { first: true },
             (State::Next, b',') => State::Item,
-            (State::Next, b']') => return Some(Step::Turn(Turn::Last)),
+            (State::Next, b']') if self.is_certain() => return Some(Step::Turn(Turn::Last)),
             (State::Key { .. }, b'"') => self.inside(Field::Key),
             (State::Key { first: true }, b'}') | (State::After, b'}') => return self.close(calls, sink),
             (State::Colon, b':') => State::Value,
@@ -172,7 +182,9 @@ impl Object {
             }
             Field::Name => {
                 let name: String = serde_json::from_str(&self.text).ok()?;
-                (!self.strict || calls.accepts(&name)).then_some(())?;
+                self.known |= calls.accepts(&name);
+                // In an array a known one may follow, beside which this one is dropped.
+                (self.array || self.is_certain()).then_some(())?;
                 self.name = Some(name).filter(|name| !name.is_empty());
             }
             Field::Arguments => self.settle()?,
@@ -211,15 +223,19 @@ impl Object {
     /// The closing brace: what has not gone out yet goes out.
     fn close(&mut self, calls: &mut Calls, sink: &mut dyn Sink) -> Option<Step> {
         if !calls.is_open() {
+            // Objects that have but a name are no rare answer.
+            let bare = !self.settled && !self.is_certain();
+            (!bare).then_some(())?;
             calls.begin(self.name.as_deref()?, sink);
             calls.arguments(self.early.as_deref().unwrap_or_default().trim(), sink);
         }
         calls.end(sink);
-        let array = self.array;
-        *self = Self::new(self.strict);
-        self.array = array;
-        self.state = State::Next;
-        Some(Step::Turn(if array { Turn::Call } else { Turn::Last }))
+        *self = Self { array: self.array, known: self.known, state: State::Next, ..Self::new(self.strict) };
+        Some(Step::Turn(match self.array {
+            true if self.is_certain() => Turn::Call,
+            true => Turn::Unknown,
+            false => Turn::Last,
+        }))
     }
 }
 

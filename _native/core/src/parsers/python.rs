@@ -30,11 +30,16 @@ enum State {
     Next,
 }
 
+/// Bytes after which a list without a known name is taken for prose.
+const LONGEST_GUESS: usize = 4096;
+
 /// A list of calls under way, behind its bracket.
 #[derive(Debug)]
 pub struct List {
     state: State,
+    /// A known name has come.
     begun: bool,
+    read: usize,
     key: Option<String>,
     value: String,
     nesting: Nesting,
@@ -53,6 +58,7 @@ impl List {
         Self {
             state: State::Name,
             begun: false,
+            read: 0,
             key: None,
             value: String::new(),
             nesting: Nesting::default(),
@@ -62,12 +68,24 @@ impl List {
 
     /// Takes one thing. Returns the bytes taken.
     pub fn feed(&mut self, text: &str, last: bool, calls: &mut Calls, sink: &mut dyn Sink) -> (usize, Turn) {
-        match self.state {
+        if !self.begun && self.read >= LONGEST_GUESS {
+            return (0, Turn::Wrong);
+        }
+        let (used, turn) = match self.state {
             State::Name => self.name(text, last, calls, sink),
             State::Argument => self.argument(text, last, calls, sink),
-            State::Value => self.value(text, calls, sink),
+            State::Value if self.begun => self.value(text, calls, sink),
+            State::Value => {
+                let upto = text.floor_char_boundary(LONGEST_GUESS + 4 - self.read);
+                match self.value(&text[..upto], calls, sink) {
+                    (used, Turn::More) if used < text.len() => (used, Turn::On),
+                    taken => taken,
+                }
+            }
             State::Next => self.next(text),
-        }
+        };
+        self.read += used;
+        (used, turn)
     }
 
     /// A name, its parenthesis, and a look at what follows: prose has brackets and parentheses too.
@@ -77,15 +95,15 @@ impl List {
             Peek::No => return (0, Turn::Wrong),
             Peek::Yes(found) => found,
         };
-        if !self.begun && !calls.accepts(name) {
-            return (0, Turn::Wrong);
-        }
+        // An unknown one is dropped if a known one stands beside it.
         calls.begin(name, sink);
         self.any = false;
         self.state = State::Argument;
-        let turn = if self.begun { Turn::On } else { Turn::Begun };
+        if self.begun || !calls.accepts(name) {
+            return (used, Turn::On);
+        }
         self.begun = true;
-        (used, turn)
+        (used, Turn::Begun)
     }
 
     fn argument(&mut self, text: &str, last: bool, calls: &mut Calls, sink: &mut dyn Sink) -> (usize, Turn) {
@@ -156,7 +174,7 @@ impl List {
                 self.state = State::Name;
                 (blank + 1, Turn::On)
             }
-            Some(b']') => (blank + 1, Turn::Last),
+            Some(b']') if self.begun => (blank + 1, Turn::Last),
             Some(_) => (blank, Turn::Wrong),
         }
     }

@@ -36,8 +36,8 @@ impl ReasoningFormat {
 struct Tags {
     open: &'static str,
     close: &'static str,
-    /// What ends the thinking too, if the model forgets to close it, and belongs to the answer. Special tokens
-    /// only: a model may think about any text.
+    /// What ends the thinking too, if the model forgets to close it, and belongs to the answer. Special tokens, or
+    /// a call's marker on a line of its own, as SGLang takes it: a model may think about any text.
     cut: &'static [&'static str],
 }
 
@@ -51,6 +51,9 @@ const fn format(
     ReasoningFormat { name, aliases, tokens: &["<think>", "</think>"], always, syntax }
 }
 
+/// How a call begins where its marker is no special token.
+const CALL_LINE: &[&str] = &["\n<tool_call>\n"];
+
 static FORMATS: &[ReasoningFormat] = &[
     ReasoningFormat {
         name: "passthrough",
@@ -61,8 +64,8 @@ static FORMATS: &[ReasoningFormat] = &[
     },
     format("base", &["deepseek_v31", "deepseek-v3", "kimi_k25"], false, &[]),
     format("deepseek_r1", &["deepseek-r1"], true, &[]),
-    format("qwen3", &[], false, &[]),
-    format("qwen3_thinking", &["qwen3-thinking"], true, &[]),
+    format("qwen3", &[], false, CALL_LINE),
+    format("qwen3_thinking", &["qwen3-thinking"], true, CALL_LINE),
     ReasoningFormat {
         name: "kimi",
         aliases: &[],
@@ -75,7 +78,7 @@ static FORMATS: &[ReasoningFormat] = &[
         }),
     },
     format("kimi_k2", &["kimi_thinking"], true, &["<|tool_calls_section_begin|>"]),
-    format("glm45", &["glm47"], false, &[]),
+    format("glm45", &["glm47"], false, &["\n<tool_call>"]),
     format("step3", &[], true, &["<｜tool_calls_begin｜>"]),
     format("minimax", &["minimax_m2", "minimax-m2"], true, &[]),
     ReasoningFormat {
@@ -91,12 +94,12 @@ static FORMATS: &[ReasoningFormat] = &[
     },
     ReasoningFormat {
         name: "mistral",
-        aliases: &[],
+        aliases: &["magistral"],
         tokens: &["[THINK]", "[/THINK]"],
         always: false,
         syntax: Syntax::Tags(Tags { open: "[THINK]", close: "[/THINK]", cut: &["[TOOL_CALLS]"] }),
     },
-    format("nemotron", &["nano_v3", "nemotron_3"], false, &[]),
+    format("nemotron", &["nano_v3", "nemotron_3"], false, CALL_LINE),
     ReasoningFormat {
         name: "gpt-oss",
         aliases: &["gpt_oss", "harmony"],

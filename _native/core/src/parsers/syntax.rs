@@ -9,27 +9,7 @@ pub struct ToolFormat {
     /// Markers that are single tokens of the models' vocabularies. Where one of them is a special token its text
     /// must reach the parser; other special tokens stay hidden.
     pub tokens: &'static [&'static str],
-    /// How the ids of calls look.
-    pub ids: Ids,
-    /// How a grammar can force a call; None where arguments are not JSON.
-    pub tag: Option<Tag>,
     pub syntax: Syntax,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ids {
-    /// `call_` and 24 hex digits.
-    Random,
-    /// `functions.NAME:IDX`, counted over the whole conversation.
-    Counted,
-}
-
-/// One call's frame for a structural tag: `begin` (with `{name}` in it), the arguments as JSON, `end`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tag {
-    pub trigger: &'static str,
-    pub begin: &'static str,
-    pub end: &'static str,
 }
 
 #[derive(Debug)]

@@ -139,6 +139,8 @@ pub struct Choice<D> {
     ids: Ids,
     decoder: D,
     held: Option<Held>,
+    /// The last token's id, held or shown.
+    last: Option<u32>,
     cursor: Cursor,
     /// Text between decoder and stop words; kept for its memory.
     decoded: String,
@@ -170,6 +172,7 @@ impl<D: Decode> Choice<D> {
             ids: Ids::default(),
             decoder,
             held: None,
+            last: None,
             cursor: Cursor::default(),
             decoded: String::new(),
             answer: echo.unwrap_or_default().to_owned(),
@@ -270,6 +273,7 @@ impl<D: Decode> Choice<D> {
     fn take<V: Vocabulary>(&mut self, rules: &Rules<V>, fresh: &[u32], closing: bool) -> Option<usize> {
         self.usage.completion = self.ids.count();
         let (&last, others) = fresh.split_last()?;
+        self.last = Some(last);
         let first = self.ids.count().saturating_sub(others.len() as u64);
         let earlier = self.held.take().into_iter();
         let others = others.iter().zip(first..).map(|(&id, count)| Held { id, count });
@@ -341,7 +345,7 @@ impl<D: Decode> Choice<D> {
     /// The engine ended: settles the waiting token, then what the decoder and the stop words hold back.
     fn close<V: Vocabulary>(&mut self, rules: &Rules<V>, complete: &GenerateComplete) {
         let held = self.held.take();
-        let ended_by = rules.ended_by(complete, held.map(|token| token.id));
+        let ended_by = rules.ended_by(complete, self.last);
         let shown = held.filter(|token| rules.keep || ended_by != Some(token.id));
         let mut word = shown.and_then(|token| self.push(rules, token));
         if word.is_none() {

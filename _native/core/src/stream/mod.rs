@@ -39,7 +39,7 @@ use emit::Events;
 pub use options::{Object, Options, Prompt};
 use reading::Plan;
 pub use stats::{ITL_BOUNDS, Stats};
-use usage::Total;
+use usage::{Total, Usage};
 
 /// Bytes are ready in the buffer.
 pub const OUTPUT: u32 = 1;
@@ -264,13 +264,24 @@ impl<V: Vocabulary> Stream<V> {
             state.latency = now.saturating_duration_since(self.born).as_secs_f64();
         }
         if self.options.streaming {
-            if !std::mem::replace(&mut state.greeted, true) {
-                self.events.first(choice, &self.total.settled(prompt, &before));
+            if !state.greeted {
+                self.greet(choice, &before);
             }
             self.emit(choice);
             self.started |= !self.events.buffer().is_empty();
         }
         self.state(choice) | if finish.is_some() { stopped } else { 0 }
+    }
+
+    /// The first events of the choice and of those before it, whatever comes first from the workers: the SDK's
+    /// streaming helper keeps choices in the order in which they begin, and finds them by their index.
+    fn greet(&mut self, choice: u32, before: &Usage) {
+        for (state, index) in self.choices[..=choice as usize].iter_mut().zip(0..) {
+            if !std::mem::replace(&mut state.greeted, true) {
+                let usage = if index == choice { before } else { &state.usage };
+                self.events.first(index, &self.total.settled(state.prompt, usage));
+            }
+        }
     }
 
     /// Events for what the choice has to say, and for the end of all.

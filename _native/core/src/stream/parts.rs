@@ -116,23 +116,32 @@ impl Sink for Parts {
 pub struct Split<'a> {
     parts: &'a mut Parts,
     visible: &'a mut String,
+    /// Something became visible, now or before.
+    answered: &'a mut bool,
     /// The reasoning is taken from the text itself, with its marks.
     drops: bool,
 }
 
 impl<'a> Split<'a> {
-    pub fn new(parts: &'a mut Parts, visible: &'a mut String, drops: bool) -> Self {
-        Self { parts, visible, drops }
+    pub fn new(parts: &'a mut Parts, visible: &'a mut String, answered: &'a mut bool, drops: bool) -> Self {
+        Self { parts, visible, answered, drops }
     }
 }
 
 impl Sink for Split<'_> {
     fn content(&mut self, text: &str) {
+        *self.answered = true;
         self.visible.push_str(text);
     }
 
     fn reasoning(&mut self, text: &str) {
-        if !self.drops {
+        if self.drops {
+            return;
+        }
+        // In one content thoughts stand where they came: what is visible may be on its way yet.
+        if *self.answered && !self.parts.separate {
+            self.visible.push_str(text);
+        } else {
             self.parts.reasoning(text);
         }
     }

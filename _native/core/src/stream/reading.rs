@@ -4,7 +4,8 @@
 //! decoded text → reasoning parser → stop words → tool parser → parts
 //! ```
 //! A choice without parsers has no [`Reading`]: its text is the answer. Reasoning that stays in the content is
-//! reasoning all the same: neither stop words nor calls are looked for in it.
+//! reasoning all the same: neither stop words nor calls are looked for in it. Tags stay there with it; the marks of
+//! a format whose every message has them do not.
 
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ impl Plan {
             tool_format,
             read_as: options.read_as,
             named: options.tools.first().map(|tool| tool.name.clone()).unwrap_or_default(),
-            reasoning: reasoning.filter(|format| options.separate_reasoning || format.is_tagged()),
+            reasoning,
             starts_inside: options.starts_inside,
             separate: options.separate_reasoning,
             whole_reasoning: !options.stream_reasoning,
@@ -110,7 +111,8 @@ impl Plan {
         let inside = reasoning.as_ref().is_some_and(ReasoningParser::is_inside);
         Some(Box::new(Reading {
             opening: Opening::new(self.read_as).filter(|_| inside && tools.is_some()),
-            raw: (!self.separate).then(String::new),
+            raw: self.reasoning.filter(|format| !self.separate && format.is_tagged()).map(|_| String::new()),
+            answered: false,
             reasoning,
             tools,
             visible: String::new(),
@@ -143,6 +145,8 @@ pub struct Reading {
     reasoning: Option<ReasoningParser>,
     /// Reasoning stays in the content: text that is in neither `parts` nor `visible` yet.
     raw: Option<String>,
+    /// Something of the answer has come.
+    answered: bool,
     tools: Option<Calls>,
     /// Behind the reasoning parser, before the stop words.
     pub visible: String,
@@ -187,12 +191,12 @@ impl Reading {
     }
 
     fn split(&mut self, text: &str, last: bool) {
-        let Self { reasoning: Some(parser), raw, visible, parts, .. } = self else {
+        let Self { reasoning: Some(parser), raw, answered, visible, parts, .. } = self else {
             self.visible.push_str(text);
             return;
         };
         let before = visible.len();
-        let mut sink = Split::new(parts, visible, raw.is_some());
+        let mut sink = Split::new(parts, visible, answered, raw.is_some());
         parser.push(text, &mut sink);
         if last {
             parser.finish(&mut sink);

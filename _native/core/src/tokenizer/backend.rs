@@ -1,6 +1,6 @@
 //! Text → ids. Two generations of the same library behind one trait: the newer one where it takes
 //! the file and gives the same ids, the older one for what it refuses (byte-level vocabularies that
-//! lack some bytes, regular expressions it has no matcher for …) or is known to read otherwise
+//! lack some bytes, regular expressions it has no matcher for …; see [`HanApart`] too) or is known to read otherwise
 //! ([`File::differs`]). Neither starts a thread for a single text: the newer is built without its
 //! thread pool, the older uses one for batches only, which nobody asks for here.
 //!
@@ -8,10 +8,13 @@
 //! all younger than Unicode 12) sort differently under NFC when they follow another mark.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::OnceLock;
 
 use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
 
 use super::file::File;
+use super::han::HanApart;
 
 /// A token that is matched in the text before the model sees it.
 pub struct AddedToken {
@@ -36,15 +39,24 @@ pub trait Backend: Send + Sync {
     }
 }
 
-/// Loads `text`, already taken apart as `file`, with the first backend that takes it.
+/// Loads `file` with the first backend that takes it. `text` is the whole of it, None if it is to be
+/// put together.
 ///
 /// Errors: what both had against it.
-pub fn load(text: &str, file: &File) -> Result<Box<dyn Backend>, String> {
+pub fn load(text: Option<&str>, file: &File) -> Result<Box<dyn Backend>, String> {
     let newer = match Pipeline::load(file) {
+        Ok(newer) if file.puts_han_first() => {
+            let definition = text.map_or_else(|| file.whole(&file.rest), |text| Ok(text.to_string()))?;
+            return Ok(Box::new(HanApart { newer, definition, older: OnceLock::new() }));
+        }
         Ok(backend) => return Ok(Box::new(backend)),
         Err(why) => why,
     };
-    match Classic::load(text) {
+    let older = match text {
+        Some(text) => Classic::load(text),
+        None => file.whole(&file.rest).and_then(|text| Classic::load(&text)),
+    };
+    match older {
         Ok(backend) => Ok(Box::new(backend)),
         Err(older) => Err(format!("{newer}; {older}")),
     }
@@ -58,7 +70,10 @@ impl Pipeline {
             return Err(why.into());
         }
         let canonical = file.canonical()?;
-        let pipeline = tokenizers::from_json(&canonical).map_err(|e| e.to_string())?;
+        // It panics where a vocabulary has too many pairs of one kind for its tables.
+        let read = catch_unwind(AssertUnwindSafe(|| tokenizers::from_json(&canonical)));
+        let pipeline = read.map_err(|_| "its vocabulary is beyond the newer backend")?;
+        let pipeline = pipeline.map_err(|e| e.to_string())?;
         // Some faults of a vocabulary show at the first use only.
         let backend = Self(pipeline);
         backend.encode("a b\n", true, &mut Vec::new())?;
@@ -93,10 +108,10 @@ impl Backend for Pipeline {
     }
 }
 
-struct Classic(tokenizers_fallback::Tokenizer);
+pub struct Classic(tokenizers_fallback::Tokenizer);
 
 impl Classic {
-    fn load(text: &str) -> Result<Self, String> {
+    pub fn load(text: &str) -> Result<Self, String> {
         let mut inner = tokenizers_fallback::Tokenizer::from_bytes(text).map_err(|e| e.to_string())?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| e.to_string())?;

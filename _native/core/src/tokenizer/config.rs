@@ -5,11 +5,16 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use super::declared::Declared;
 use crate::error::{Code, Error, Result};
 
 /// Everything the siblings of a `tokenizer.json` say.
 #[derive(Debug, Default)]
 pub struct Config {
+    /// `tokenizer_config.json`, null if there is none; dropped once the tokenizer is loaded.
+    pub tokenizer: Value,
+    /// Tokens that the tokenizer itself may lack; dropped as well.
+    pub declared: Declared,
     /// `eos_token` → `</s>` and so on, under the names that templates see.
     pub special_tokens: BTreeMap<String, String>,
     /// End-of-sequence ids, from the first file that names any.
@@ -28,8 +33,10 @@ impl Config {
     /// Reads what there is in `folder`. Errors: a file that is there and cannot be read.
     pub fn load(folder: &Path) -> Result<Self> {
         let tokenizer = json(&folder.join("tokenizer_config.json"))?;
-        let mut config = Self::default();
-        for source in [&tokenizer, &json(&folder.join("special_tokens_map.json"))?] {
+        let map = json(&folder.join("special_tokens_map.json"))?;
+        let declared = Declared::read(&tokenizer, &map, &json(&folder.join("added_tokens.json"))?);
+        let mut config = Self { declared, ..Self::default() };
+        for source in [&tokenizer, &map] {
             collect_special_tokens(source, &mut config.special_tokens);
         }
         config.eos_token_ids =
@@ -42,6 +49,7 @@ impl Config {
                 .unwrap_or_default();
         config.model_max_length = sane_length(&tokenizer["model_max_length"]);
         config.read_templates(folder, &tokenizer)?;
+        config.tokenizer = tokenizer;
         Ok(config)
     }
 

@@ -5,8 +5,13 @@
 //! text is handed on as it stands, and only the small rest becomes a [`Value`]. That keeps the peak
 //! of memory at start-up, and the fragments left in the heap after it, small.
 
+use std::collections::HashMap;
+
 use serde::de::{Deserializer as _, SeqAccess, Visitor};
 use serde_json::{Map, Value};
+
+use super::declared::Declared;
+use super::han::FIRST_CHOICE;
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -59,6 +64,16 @@ impl<'a> File<'a> {
         })
     }
 
+    /// Adds what `config` declares and the file lacks. `vocab` and `size`: see [`Declared::merge`].
+    /// True if the file is no longer what its text says.
+    pub fn add(&mut self, declared: &Declared, vocab: &HashMap<String, u32>, size: u32) -> bool {
+        let tokens = &mut self.rest["added_tokens"];
+        if !tokens.is_array() {
+            *tokens = Value::Array(vec![]);
+        }
+        tokens.as_array_mut().is_some_and(|tokens| declared.merge(tokens, vocab, size))
+    }
+
     /// Why the newer backend must not read this file although it would: cases where its ids are
     /// known not to be those of the released library. Files of version 2.0 are its own.
     pub fn differs(&self) -> Option<&'static str> {
@@ -80,6 +95,14 @@ impl<'a> File<'a> {
         }
     }
 
+    /// Whether texts are cut by a pattern that [`super::han`] has to look after.
+    pub fn puts_han_first(&self) -> bool {
+        let cuts = &self.rest["pre_tokenizer"];
+        let members = cuts["pretokenizers"].as_array().map_or(std::slice::from_ref(cuts), Vec::as_slice);
+        let patterns = members.iter().filter_map(|member| member["pattern"]["Regex"].as_str());
+        patterns.into_iter().any(|pattern| pattern.starts_with(FIRST_CHOICE))
+    }
+
     fn normalizes_added_tokens(&self) -> bool {
         let added = self.rest["added_tokens"].as_array().into_iter().flatten();
         added.into_iter().any(|token| token["normalized"] == true)
@@ -92,6 +115,11 @@ impl<'a> File<'a> {
         rest["padding"] = Value::Null;
         rest["truncation"] = Value::Null;
         tokenizers::canonicalize_value(&mut rest).map_err(|e| e.to_string())?;
+        self.whole(&rest)
+    }
+
+    /// `rest` with vocabulary and merges put back: a whole `tokenizer.json`.
+    pub fn whole(&self, rest: &Value) -> Result<String> {
         let Value::Object(root) = rest else { return Err("it is not a JSON object".into()) };
 
         let mut out =

@@ -1,17 +1,22 @@
 //! Text ↔ token ids.
 //!
-//! Encoding is the library's ([`backend`]); decoding is ours, because it must go on token by token:
+//! Encoding is the library's ([`backend`], [`han`]); decoding is ours, because it must go on token by token:
 //! - [`file`]: `tokenizer.json` taken apart without parsing its bulk
 //! - [`vocab`]: id → bytes
 //! - [`plan`]: the file's decoder, turned into what runs for each token ([`stage`])
 //! - [`decoder`]: [`TextDecoder`], text as it comes
-//! - [`config`]: the files beside it
+//! - [`config`]: the files beside it, [`declared`]: the tokens they name
+//! - [`ranks`]: tiktoken's files, made into a `tokenizer.json`; [`families`]: whose they are
 
 mod backend;
 mod config;
+mod declared;
 mod decoder;
+mod families;
 mod file;
+mod han;
 mod plan;
+mod ranks;
 mod stage;
 mod vocab;
 
@@ -20,13 +25,16 @@ pub(crate) mod fixtures;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use serde_json::Value;
 
 use crate::error::{Code, Error, Result};
 use backend::Backend;
 use config::{Config, unreadable};
+use declared::Declared;
 pub use decoder::TextDecoder;
 use decoder::{Machine, decode_all};
 use file::File;
@@ -47,30 +55,43 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// `path`: a folder with a `tokenizer.json` (and the files transformers puts beside it), or such
-    /// a file, whose siblings are read too.
+    /// `path`: a folder with a `tokenizer.json` or a file of tiktoken ranks (and the files that
+    /// transformers puts beside them), or such a file, whose siblings are read too.
     ///
     /// Errors: [`Code::Load`] with one line that names the file.
     pub fn load(path: &Path) -> Result<Self> {
-        let file = if path.is_dir() { path.join("tokenizer.json") } else { path.to_path_buf() };
-        let text = std::fs::read_to_string(&file).map_err(|e| unreadable(&file, &e.to_string()))?;
+        let file = if path.is_dir() { vocabulary(path) } else { path.to_path_buf() };
+        let bytes = std::fs::read(&file).map_err(|e| unreadable(&file, &e.to_string()))?;
         let folder = file.parent().map_or_else(PathBuf::new, Path::to_path_buf);
-        let config = Config::load(&folder)?;
-        Self::new(&text, config).map_err(|why| unreadable(&file, &why))
+        let mut config = Config::load(&folder)?;
+        let text = if is_json(&file, &bytes) {
+            String::from_utf8(bytes).map_err(|e| e.to_string())
+        } else {
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            ranks::definition(&bytes, name, &mut config)
+        };
+        text.and_then(|text| Self::new(&text, config)).map_err(|why| unreadable(&file, &why))
     }
 
     fn new(text: &str, config: Config) -> std::result::Result<Self, String> {
-        let file = File::read(text)?;
+        let mut file = File::read(text)?;
         let alphabet = ByteAlphabet::new();
         let byte_level = file.rest["model"]["byte_level"].as_bool().unwrap_or(false);
         let plan = Plan::new(&file.rest["decoder"], byte_level)?;
 
         let mut table = Table::default();
+        let declared: HashSet<&str> = config.declared.contents().collect();
+        let (mut known, mut size) = (HashMap::new(), 0);
         vocab::read(file.vocab, |id, token| {
+            size += 1;
+            if declared.contains(token) {
+                known.insert(token.to_string(), id);
+            }
             let (bytes, flags) = plan.fold(token, &alphabet, false);
             table.set(id, &bytes, flags)
         })?;
-        let backend = backend::load(text, &file)?;
+        let changed = file.add(&config.declared, &known, size);
+        let backend = backend::load((!changed).then_some(text), &file)?;
         let mut added = HashMap::new();
         for token in backend.added_tokens() {
             let (bytes, flags) = plan.fold(&token.content, &alphabet, true);
@@ -89,6 +110,8 @@ impl Tokenizer {
 
     /// What the files beside it leave open.
     fn complete_config(&mut self) {
+        self.config.tokenizer = Value::Null;
+        self.config.declared = Declared::default();
         for (role, token) in self.backend.roles() {
             self.config.special_tokens.entry(role).or_insert(token);
         }
@@ -192,6 +215,24 @@ impl Tokenizer {
     pub fn backend(&self) -> &'static str {
         self.backend.name()
     }
+}
+
+/// The file in `folder` that has the vocabulary: `tokenizer.json`, else a file of ranks.
+fn vocabulary(folder: &Path) -> PathBuf {
+    let json = folder.join("tokenizer.json");
+    if json.exists() {
+        return json;
+    }
+    let entries = std::fs::read_dir(folder).into_iter().flatten();
+    let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
+    let ranks = |path: &PathBuf| path.extension().is_some_and(|end| end == "tiktoken");
+    let named = ["tiktoken.model", "tokenizer.model"].map(|name| folder.join(name));
+    paths.filter(ranks).min().or_else(|| named.into_iter().find(|path| path.exists())).unwrap_or(json)
+}
+
+/// Whether a file is to be read as `tokenizer.json`, whatever it is called.
+fn is_json(file: &Path, bytes: &[u8]) -> bool {
+    file.extension().is_some_and(|end| end == "json") || bytes.trim_ascii_start().starts_with(b"{")
 }
 
 /// `table` as its tokens read within a text.

@@ -126,19 +126,23 @@ impl<'de, F: FnMut(u32, &str) -> Result<(), String>> Visitor<'de> for Entries<F>
 /// printable Latin-1 stands for itself, every other byte for a character from U+0100 on.
 pub struct ByteAlphabet {
     bytes: HashMap<char, u8>,
+    characters: [char; 256],
 }
 
 impl ByteAlphabet {
     pub fn new() -> Self {
         let mut bytes = HashMap::with_capacity(256);
+        let mut characters = ['\0'; 256];
         let mut next = 0x100u32;
         for byte in 0..=255u8 {
             let printable = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
             let code = if printable { u32::from(byte) } else { next };
             next += u32::from(!printable);
-            bytes.insert(char::from_u32(code).expect("below the surrogates"), byte);
+            let character = char::from_u32(code).expect("below the surrogates");
+            bytes.insert(character, byte);
+            characters[usize::from(byte)] = character;
         }
-        Self { bytes }
+        Self { bytes, characters }
     }
 
     /// The bytes that `token` spells, or its own UTF-8 if any character is not of the alphabet.
@@ -147,9 +151,8 @@ impl ByteAlphabet {
         bytes.unwrap_or_else(|| token.as_bytes().to_vec())
     }
 
-    #[cfg(test)]
     pub fn character(&self, byte: u8) -> char {
-        *self.bytes.iter().find(|(_, b)| **b == byte).expect("all bytes are there").0
+        self.characters[usize::from(byte)]
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::super::formats::FORMATS;
-use super::super::{ConstrainedParser, Ids, ToolParser, Tools, tool_format};
+use super::super::{ConstrainedParser, ToolParser, Tools, tool_format};
 use super::{Answer, Parser, calls, read, tools};
 
 /// What a text must come to: content, and calls with arguments as JSON.
@@ -189,6 +189,21 @@ fn unknown_tools_are_dropped_in_markers_or_forwarded() {
     let text = "A <tool_call>\n{\"name\": \"other\", \"arguments\": {\"a\": 1}}\n</tool_call> B";
     check("qwen", text, "A  B", &[]);
     check("glm47", "<tool_call>other<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>", "", &[]);
+    // Beside a known one it is no answer, whatever the format.
+    let answer = "[{\"name\": \"other\", \"arguments\": {}}, {\"name\": \"Anna\"}]";
+    for format in ["json", "llama"] {
+        check(format, answer, answer, &[]);
+        for list in [
+            "[{\"name\": \"other\", \"arguments\": {\"a\": 1}}, {\"name\": \"ping\"}]",
+            "[{\"name\": \"ping\"}, {\"name\": \"other\", \"arguments\": {\"a\": 1}}]",
+        ] {
+            check(format, list, "", &[PING]);
+        }
+    }
+    check("pythonic", "A [other(a=1), ping(), other()] B", "A  B", &[PING]);
+    check("pythonic", "[other(a=1), other()]", "[other(a=1), other()]", &[]);
+    let long = format!("[other(a='{}'), ping()]", "x".repeat(5000));
+    check("pythonic", &long, &long, &[]);
     let mut known = Tools::new([], true);
     known.forward_unknown = true;
     let known = Arc::new(known);
@@ -211,7 +226,8 @@ fn slips_that_models_make() {
     );
     check("qwen", "<tool_call>{\"name\": \"ping\", \"arguments\": null}</tool_call>", "", &[PING]);
     check("qwen", "<tool_call>{\"name\": \"ping\"}</tool_call>", "", &[PING]);
-    check("qwen", "<tool_call><tool_call>{\"name\": \"ping\"}</tool_call>", "<tool_call>", &[PING]);
+    check("qwen", "<tool_call><tool_call>{\"name\": \"ping\"}</tool_call>", "", &[PING]);
+    check("qwen", "<tool_call><tool_call> is it", "<tool_call><tool_call> is it", &[]);
     check("qwen_coder", "<function=search>\n<parameter=limit>1</function>", "", one);
     check(
         "qwen_coder",
@@ -242,6 +258,14 @@ fn broken_arguments_come_out_as_they_are() {
     let answer = calls("json", "{\"name\": \"search\", \"arguments\": {\"limit\": oops}} on");
     assert_eq!(answer.calls.len(), 1);
     assert!(answer.content.ends_with(" on"));
+    for (format, text) in [
+        ("json", "[{\"name\": \"search\", \"arguments\": {\"limit\": }}]"),
+        ("mistral", "[TOOL_CALLS] [{\"name\": \"search\", \"arguments\": {\"limit\": }}]"),
+    ] {
+        let answer = calls(format, text);
+        assert_eq!(answer.calls, [("search".to_owned(), "{\"limit\": ".to_owned())]);
+        assert_eq!(answer.content, "");
+    }
 }
 
 #[test]
@@ -317,5 +341,4 @@ fn constrained_output_is_calls() {
 fn formats_are_known_by_name() {
     assert_eq!(tool_format("hermes").map(|format| format.name), Some("qwen"));
     assert!(tool_format("nonsense").is_none());
-    assert_eq!(tool_format("kimi_k2").map(|format| format.ids), Some(Ids::Counted));
 }

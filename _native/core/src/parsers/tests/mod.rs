@@ -3,8 +3,10 @@
 mod formats;
 pub mod grammar;
 mod laws;
+mod oracles;
 mod reasoning;
 mod speed;
+mod templates;
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Reasoning formats.
 
-use super::{Parser, calls, read};
+use super::{Answer, Parser, calls, read};
 
 fn check(format: &str, inside: bool, text: &str, reasoning: &str, content: &str) {
     let answer = read(|| Parser::reasoning(format, inside), text);
@@ -41,10 +41,22 @@ fn what_waits_comes_out_at_the_end() {
 }
 
 #[test]
-fn a_call_ends_thinking_where_its_marker_is_a_token() {
+fn a_call_ends_thinking_where_its_marker_is_a_token_or_a_line() {
     check("kimi_k2", true, "why<|tool_calls_section_begin|>x", "why", "<|tool_calls_section_begin|>x");
     check("mistral", true, "why[TOOL_CALLS]ping[ARGS]{}", "why", "[TOOL_CALLS]ping[ARGS]{}");
     check("base", true, "why</think><tool_call>{}", "why", "<tool_call>{}");
+    for format in ["qwen3", "qwen3_thinking", "nemotron"] {
+        check(format, true, "why\n\n<tool_call>\n{}", "why\n", "<tool_call>\n{}");
+        check(
+            format,
+            true,
+            "the <tool_call>\n tag\n<tool_call> is\n",
+            "the <tool_call>\n tag\n<tool_call> is\n",
+            "",
+        );
+    }
+    check("glm45", true, "why\n<tool_call>ping\n", "why", "<tool_call>ping\n");
+    check("glm45", true, "why <tool_call>", "why <tool_call>", "");
 }
 
 #[test]
@@ -64,5 +76,17 @@ fn harmony_messages() {
     check("gpt-oss", true, "why<|end|>so", "why", "so");
     assert_eq!(calls("gpt-oss", call).calls, [("ping".to_owned(), "{}".to_owned())]);
     assert_eq!(calls("gpt-oss", &text).reasoning, "why");
+    // The prompt's `<|start|>assistant` goes on with a recipient.
+    let ping = [("ping".to_owned(), "{}".to_owned())];
+    for first in [" to=functions.ping<|channel|>commentary json", "to=functions.ping<|channel|>commentary "] {
+        assert_eq!(calls("gpt-oss", &format!("{first}<|message|>{{}}<|call|>")).calls, ping);
+    }
+    check("gpt-oss", false, " to=b", "", " to=b");
+    // A marker is no header, in thoughts neither.
+    check("gpt-oss", true, "a <|channel|> b<|end|>so", "a <|channel|> b", "so");
+    // One that was cut off says nothing.
+    for cut in ["<|channel|>", "<|channel|>ana", "<|start|>assistant<|channel|>final", " to=functions.pi"] {
+        assert_eq!(calls("gpt-oss", cut), Answer::default());
+    }
     assert_eq!(calls("gpt-oss", "plain <| text").content, "plain <| text");
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::super::formats::FORMATS;
-use super::super::reasoning_format_names;
+use super::super::{reasoning_format, reasoning_format_names};
 use super::Parser;
 use super::grammar::markers;
 
@@ -24,6 +24,22 @@ fn hostile(markers: &[&str]) -> Vec<String> {
         "\n",
         "[search(query=",
         "[search(query='",
+        "[other(a='",
+        "[other(a=1), ",
+        "[{\"name\": \"other\", \"arguments\": {\"a\": ",
+        "[{\"name\": \"other\", \"arguments\": {}}, ",
+        "{\"name\": \"ping\", \"arguments\": {}}",
+        "{\"name\": \"ping\", \"arguments\": \"{",
+        "}",
+        "]",
+        "\"",
+        "'",
+        "\\",
+        "(",
+        "to=",
+        " to=functions.ping ",
+        "\u{0}",
+        "日",
     ]
     .map(str::to_owned)
     .to_vec();
@@ -71,10 +87,11 @@ fn a_megabyte_takes_less_than_a_second() {
         }
     }
     for name in reasoning_format_names() {
-        for unit in
-            ["<think", "</think", "<think>", "</think>", "<", "◁", " ", "<|START_ACTION|", "<|channel|>", "x"]
-        {
-            timed(name, || Parser::reasoning(name, true), &unit.repeat(SIZE / unit.len()));
+        let format = reasoning_format(name).expect("format");
+        for text in hostile(format.tokens) {
+            for inside in [true, false] {
+                timed(name, || Parser::reasoning(name, inside), &text);
+            }
         }
     }
 }

@@ -130,9 +130,20 @@ fn the_id_that_ended_the_answer_is_not_shown() {
         let messages = [chunk(&dot, 3), closing(&[], 3, "stop", matched)];
         assert_eq!(shown(json!({"stop_token_ids": [46]}), &messages), ("hi".into(), Some(json!(46))));
     }
-    let messages = [chunk(&dot, 3), closing(&[], 3, "stop", Some(MatchedStop::TokenId(46)))];
-    let keep = json!({"stop_token_ids": [46], "no_stop_trim": true});
-    assert_eq!(shown(keep, &messages), ("hi.".into(), Some(json!(46))));
+    // It is kept where the client wants it, and told all the same, though the worker says nothing.
+    for matched in [Some(MatchedStop::TokenId(46)), None] {
+        for skip in [true, false] {
+            let keep = json!({"stop_token_ids": [46], "no_stop_trim": true, "skip_special_tokens": skip});
+            for messages in [
+                vec![chunk(&dot, 3), closing(&[], 3, "stop", matched.clone())],
+                vec![chunk(&dot, 3), closing(&dot[2..], 3, "stop", matched.clone())],
+                vec![chunk(&dot[..2], 2), closing(&dot[2..], 3, "stop", matched.clone())],
+                vec![closing(&dot, 3, "stop", matched.clone())],
+            ] {
+                assert_eq!(shown(keep.clone(), &messages), ("hi.".into(), Some(json!(46))));
+            }
+        }
+    }
     // Not the last token, or not a stop: it stays.
     let more = [chunk(&dot, 3), chunk(&[33], 4), closing(&[], 4, "length", None)];
     assert_eq!(shown(json!({"stop_token_ids": [46]}), &more), ("hi.!".into(), None));

@@ -169,6 +169,8 @@ fn forced_calls() {
             assert_eq!((read.content.trim_end(), calls(&read)[1]), (before.trim_end(), PINGED));
         }
     }
+    let one = said(&qwen(json!({"read_as": "calls_array", "parallel": false})), array);
+    assert_eq!((parts(&one), calls(&one)), (("", "", "tool_calls"), vec![("search", r#"{"query": "a"}"#)]));
     // What never tells is thoughts, as the prompt says.
     let all = qwen(json!({"read_as": "calls_array", "starts_inside": true}));
     for text in ["[", " [ ", "[x", "{"] {

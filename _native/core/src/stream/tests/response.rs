@@ -175,7 +175,10 @@ fn read_event(options: &Options, event: &Value, all: &mut Answer) {
         return;
     };
     check_usage(options, &usage);
-    let read = all.choices.entry(choice["index"].as_u64().unwrap()).or_default();
+    let index = choice["index"].as_u64().unwrap();
+    let begun = all.choices.len() as u64;
+    assert!(index <= begun, "choices begin in their order");
+    let read = all.choices.entry(index).or_default();
     assert_eq!(read.finish, None, "the finish event is a choice's last");
     let delta = choice["delta"].as_object().unwrap();
     let named = options.logprobs.is_some() && read.role;

@@ -72,6 +72,24 @@ fn how_the_reasoning_is_shown() {
         assert_eq!((&*read.reasoning, thoughts.count(), &*read.deltas[0]), ("a b", 1, "reasoning_content"));
     }
     assert_eq!(both(&qwen(json!({})), &messages("<think>a b")).deltas, ["reasoning_content"; 3]);
+    // The marks of gpt-oss's messages are never shown, and stop words do not count in its thoughts.
+    let message = |channel: &str, text: &str| format!("<|channel|>{channel}<|message|>{text}<|end|>");
+    let harmony = [("commentary", "a"), ("analysis", "so"), ("final", "it"), ("analysis", "on")]
+        .map(|(channel, text)| message(channel, text))
+        .join("<|start|>assistant");
+    let begun = message("analysis", "so STOP") + "<|start|>assistant" + &message("final", "it STOP");
+    for tools in [json!({}), json!({"tools": functions(), "tool_format": "gpt-oss"})] {
+        let all = |extra: Value| {
+            let mut all = tools.clone();
+            all["reasoning_format"] = json!("gpt-oss");
+            all["separate_reasoning"] = json!(false);
+            all.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            all
+        };
+        assert_eq!(parts(&both(&all(json!({})), &messages(&harmony))), ("asoiton", "", "stop"));
+        let read = both(&all(json!({"stop": [" STOP"]})), &messages(&begun));
+        assert_eq!(parts(&read), ("so STOPit", "", "stop"));
+    }
     // With gpt-oss the tool parser itself reads thoughts.
     let harmony = "<|channel|>analysis<|message|>so<|end|><|start|>assistant<|channel|>final<|message|>it";
     for (separate, expected) in [(true, ("it", "so", "stop")), (false, ("soit", "", "stop"))] {
