@@ -5,11 +5,114 @@ use std::fmt;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use super::value::{Dict, Generator, as_float};
-use super::{clock, json, lazy, methods, repr, source, strings};
+use super::expression::Names;
+use super::value::{Dict, Generator, as_float, is_number};
+use super::{clock, json, lazy, methods, operators, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
 pub const NOW: &str = "now\0";
+
+/// Jinja's filters, of which templates may expect that they are there.
+const FILTERS: [&str; 46] = [
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "wordcount",
+];
+
+/// Jinja's filters that make HTML, lay out text for people or are random: no prompt has a use for them.
+const UNSUPPORTED: [&str; 8] =
+    ["filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr", "urlencode"];
+
+const TESTS: [&str; 33] = [
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "sameas",
+    "sequence",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
+];
+
+/// What is wrong with the filters and tests that a template names, as Jinja says it when it compiles.
+pub fn unknown(names: &Names) -> Option<String> {
+    let filter = names.filters.iter().find(|name| !FILTERS.contains(&name.as_str()));
+    if let Some(name) = filter {
+        let known = UNSUPPORTED.contains(&name.as_str());
+        let text = if known { "is not supported" } else { "does not exist" };
+        return Some(format!("the filter '{name}' {text}"));
+    }
+    let test = names.tests.iter().find(|name| !TESTS.contains(&name.as_str()))?;
+    Some(format!("the test '{test}' does not exist"))
+}
 
 /// How much of a raised message is kept; templates may put a whole conversation into one.
 const MAX_MESSAGE: usize = 4096;
@@ -45,10 +148,14 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("d", default);
     env.add_filter("e", escape);
     env.add_filter("escape", escape);
-    env.add_filter("forceescape", escape);
+    env.add_filter("forceescape", force_escape);
+    operators::install(env);
+    env.add_filter("center", center);
+    env.add_filter("truncate", truncate);
+    env.add_filter("wordcount", wordcount);
     lazy::install(env);
     env.add_test("number", |value: &Value| {
-        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || as_float(value).is_some()
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_number(value)
     });
     env.add_test("float", |value: &Value| as_float(value).is_some());
     env.add_test("sequence", is_sequence);
@@ -210,10 +317,21 @@ fn default(
     Ok(if replaced { default } else { value.clone() })
 }
 
-/// The filters `escape`, `e` and `forceescape`.
+/// The filters `escape` and `e`: Markup, whose text is escaped unless it is Markup already.
 fn escape(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() { Ok(value.clone()) } else { force_escape(state, value) }
+}
+
+/// The filter `forceescape`.
+fn force_escape(state: &State, value: &Value) -> Result<Value, Error> {
     let mut out = String::new();
-    for c in repr::to_text(value, state)?.chars() {
+    push_escaped(&mut out, &repr::to_text(value, state)?);
+    Ok(Value::from_safe_string(out))
+}
+
+/// Appends `text` as markupsafe escapes it.
+pub fn push_escaped(out: &mut String, text: &str) {
+    for c in text.chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
@@ -223,12 +341,53 @@ fn escape(state: &State, value: &Value) -> Result<Value, Error> {
             _ => out.push(c),
         }
     }
-    Ok(Value::from(out))
 }
 
-/// The filter `safe`: there is no escaping here for it to switch off.
-fn safe(value: &Value) -> Value {
-    value.clone()
+/// The filter `center(width=80)`.
+fn center(state: &mut State, value: &Value, width: Option<i64>, options: Kwargs) -> Result<Value, Error> {
+    let width = width.or(options.get("width")?).unwrap_or(80);
+    options.assert_all_used()?;
+    let text = string(state, value)?;
+    methods::call(state, &text, "center", &[Value::from(width)])
+}
+
+/// The filter `wordcount`.
+fn wordcount(state: &State, value: &Value) -> Result<usize, Error> {
+    let text = repr::to_text(value, state)?;
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    Ok(text.split(|c| !word(c)).filter(|run| !run.is_empty()).count())
+}
+
+/// The filter `truncate(length=255, killwords=False, end='...', leeway=5)`.
+fn truncate(
+    state: &State,
+    value: &Value,
+    length: Option<usize>,
+    killwords: Option<bool>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let length = length.or(options.get("length")?).unwrap_or(255);
+    let killwords = killwords.or(options.get("killwords")?).unwrap_or(false);
+    let end = options.get::<Option<&str>>("end")?.unwrap_or("...");
+    let leeway = options.get::<Option<usize>>("leeway")?.unwrap_or(5);
+    options.assert_all_used()?;
+    let end_length = end.chars().count();
+    if length < end_length {
+        return Err(bad(format!("expected length >= {end_length}, got {length}")));
+    }
+    let text = repr::to_text(value, state)?;
+    if text.chars().count() <= length.saturating_add(leeway) {
+        return Ok(Value::from(text));
+    }
+    let kept: String = text.chars().take(length - end_length).collect();
+    let kept =
+        if killwords { kept.as_str() } else { kept.rsplit_once(' ').map_or(kept.as_str(), |cut| cut.0) };
+    Ok(Value::from([kept, end].concat()))
+}
+
+/// The filter `safe`: text that `+` does not escape, and that makes `+` escape the other side.
+fn safe(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() { Ok(value.clone()) } else { repr::to_text(value, state).map(Value::from_safe_string) }
 }
 
 /// The test `sequence`: has a length and takes an index, as strings and dicts do in Python.
@@ -246,7 +405,7 @@ fn is_iterable(value: &Value) -> bool {
 
 /// The test `callable`.
 fn is_callable(value: &Value) -> bool {
-    value.kind() == ValueKind::Plain && as_float(value).is_none()
+    value.kind() == ValueKind::Plain && !is_number(value)
 }
 
 /// `raise_exception(message)`.
