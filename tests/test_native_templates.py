@@ -147,11 +147,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def as_read(messages: list[Message]) -> list[Message]:
+def as_read(name: str, messages: list[Message]) -> list[Message]:
     """The messages as these templates read them, where transformers leaves that to its caller: text parts as
-    one text (it would print the list), and a call's arguments as a dict."""
+    one text (it would print the list), a call's arguments as a dict, and an assistant's null as an empty text
+    where the template needs a text (transformers would leave it out, and the template would fail)."""
     made = copy.deepcopy(messages)
     for message in made:
+        if message.get("role") == "assistant" and name != "llama3_1" and message.get("content") is None:
+            message["content"] = ""
         if isinstance(message.get("content"), list):
             message["content"] = " ".join(part["text"] for part in message["content"])
         for each in message.get("tool_calls") or []:
@@ -165,7 +168,7 @@ def expected(name: str, messages: list[Message], variant: dict[str, Any]) -> str
     given = {key: value for key, value in variant.items() if key != "kwargs"}
     try:
         text = models.reference(name).apply_chat_template(
-            as_read(messages), tokenize=False, **given, **variant.get("kwargs", {})
+            as_read(name, messages), tokenize=False, **given, **variant.get("kwargs", {})
         )
     except Exception:
         return REFUSED

@@ -7,7 +7,7 @@ use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::expression::Names;
 use super::value::{Dict, Generator, as_float, is_number};
-use super::{clock, json, lazy, methods, operators, repr, source, strings};
+use super::{clock, json, layout, lazy, methods, operators, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
 pub const NOW: &str = "now\0";
@@ -150,9 +150,7 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("escape", escape);
     env.add_filter("forceescape", force_escape);
     operators::install(env);
-    env.add_filter("center", center);
-    env.add_filter("truncate", truncate);
-    env.add_filter("wordcount", wordcount);
+    layout::install(env);
     lazy::install(env);
     env.add_test("number", |value: &Value| {
         matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_number(value)
@@ -175,7 +173,7 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
 }
 
 /// The filter `string`: `str(value)`.
-fn string(state: &State, value: &Value) -> Result<Value, Error> {
+pub fn string(state: &State, value: &Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(_) => Ok(value.clone()),
         None => repr::to_text(value, state).map(Value::from),
@@ -241,16 +239,17 @@ fn stored(state: &mut State, value: Value) -> Result<Value, Error> {
 
 fn check_depth(value: &Value, depth: usize, state: &State) -> Result<(), Error> {
     let containers = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    // Request data is 128 deep at most and cannot be added to; looking at a generator uses it up.
-    let known =
-        value.downcast_object_ref::<Dict>().is_some() || value.downcast_object_ref::<Generator>().is_some();
-    if !containers || known {
+    // Request data is 128 deep at most and cannot be added to.
+    if !containers || value.downcast_object_ref::<Dict>().is_some() {
         return Ok(());
     }
     if depth > repr::MAX_DEPTH {
         return Err(bad("value is nested too deeply"));
     }
     state.consume_fuel(1)?;
+    if let Some(generator) = value.downcast_object_ref::<Generator>() {
+        return generator.peek().iter().try_for_each(|item| check_depth(item, depth + 1, state));
+    }
     let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
     for (_, item) in pairs.into_iter().flatten() {
         check_depth(&item, depth + 1, state)?;
@@ -343,48 +342,6 @@ pub fn push_escaped(out: &mut String, text: &str) {
     }
 }
 
-/// The filter `center(width=80)`.
-fn center(state: &mut State, value: &Value, width: Option<i64>, options: Kwargs) -> Result<Value, Error> {
-    let width = width.or(options.get("width")?).unwrap_or(80);
-    options.assert_all_used()?;
-    let text = string(state, value)?;
-    methods::call(state, &text, "center", &[Value::from(width)])
-}
-
-/// The filter `wordcount`.
-fn wordcount(state: &State, value: &Value) -> Result<usize, Error> {
-    let text = repr::to_text(value, state)?;
-    let word = |c: char| c.is_alphanumeric() || c == '_';
-    Ok(text.split(|c| !word(c)).filter(|run| !run.is_empty()).count())
-}
-
-/// The filter `truncate(length=255, killwords=False, end='...', leeway=5)`.
-fn truncate(
-    state: &State,
-    value: &Value,
-    length: Option<usize>,
-    killwords: Option<bool>,
-    options: Kwargs,
-) -> Result<Value, Error> {
-    let length = length.or(options.get("length")?).unwrap_or(255);
-    let killwords = killwords.or(options.get("killwords")?).unwrap_or(false);
-    let end = options.get::<Option<&str>>("end")?.unwrap_or("...");
-    let leeway = options.get::<Option<usize>>("leeway")?.unwrap_or(5);
-    options.assert_all_used()?;
-    let end_length = end.chars().count();
-    if length < end_length {
-        return Err(bad(format!("expected length >= {end_length}, got {length}")));
-    }
-    let text = repr::to_text(value, state)?;
-    if text.chars().count() <= length.saturating_add(leeway) {
-        return Ok(Value::from(text));
-    }
-    let kept: String = text.chars().take(length - end_length).collect();
-    let kept =
-        if killwords { kept.as_str() } else { kept.rsplit_once(' ').map_or(kept.as_str(), |cut| cut.0) };
-    Ok(Value::from([kept, end].concat()))
-}
-
 /// The filter `safe`: text that `+` does not escape, and that makes `+` escape the other side.
 fn safe(state: &State, value: &Value) -> Result<Value, Error> {
     if value.is_safe() { Ok(value.clone()) } else { repr::to_text(value, state).map(Value::from_safe_string) }
@@ -422,6 +379,7 @@ fn strftime_now(state: &State, format: Option<&str>, options: Kwargs) -> Result<
         None => options.get::<&str>("format")?,
     };
     options.assert_all_used()?;
+    state.consume_fuel(8 * format.len() as u64)?;
     let now = state.lookup(NOW).and_then(|now| now.as_i64());
     Ok(Value::from(clock::strftime_now(format, now)))
 }

@@ -7,12 +7,15 @@
 //! |---|---|---|
 //! | `a ~ b` | [`TEXT`] on both | containers print as Python prints them, and pay before they are printed |
 //! | `a == b`, `a in b` … | [`WEIGHED`] on both | comparing walks what is nested, and shared parts again and again |
+//! | `a\|sort`, `a\|upper` … | [`ORDERED`], [`PRINTED`] before | they walk what is nested, for nothing |
 //! | `a[i]` | [`INDEXED`] on `a` | finding the i-th character costs the text's length |
 //! | `a[i:j]` | [`SLICE`] | minijinja's slices are views of views |
 //! | `a % b` | [`MOD`] | `%` formats when `a` is a string |
 //! | `+a` | [`POSITIVE`] | minijinja knows no unary plus |
 //! | `a + b` beside `\|safe` | [`ADD`] | Markup escapes what is added to it |
 //! | `a, b` | `(a, b)` | a tuple needs no parentheses in Jinja |
+
+use super::tokens::{Fault, Kind, Parsed, Token, string_end, tokens};
 
 pub const ADD: &str = "_add";
 pub const MOD: &str = "_mod";
@@ -21,90 +24,35 @@ pub const SLICE: &str = "_slice";
 pub const TEXT: &str = "_text";
 pub const WEIGHED: &str = "_weighed";
 pub const INDEXED: &str = "_indexed";
+pub const ORDERED: &str = "_ordered";
+pub const PRINTED: &str = "_printed";
+
+/// Filters that compare all items with each other, and those that make text of what they get.
+const ORDERING: [&str; 7] = ["sort", "unique", "min", "max", "groupby", "dictsort", "sum"];
+const PRINTING: [&str; 9] =
+    ["upper", "lower", "title", "capitalize", "replace", "indent", "join", "format", "wordcount"];
+/// Tests that walk what they get.
+const WALKING: [&str; 15] = [
+    "eq",
+    "equalto",
+    "ne",
+    "lt",
+    "lessthan",
+    "le",
+    "gt",
+    "greaterthan",
+    "ge",
+    "in",
+    "sameas",
+    "lower",
+    "upper",
+    "number",
+    "divisibleby",
+];
 
 /// What is nested or chained deeper than this is refused: compilers and trees are walked by recursion.
 const MAX_DEPTH: usize = 100;
 const MAX_CHAIN: usize = 500;
-
-/// What is wrong with an expression.
-pub type Fault = &'static str;
-type Parsed<T> = Result<T, Fault>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Name,
-    Text,
-    Number,
-    Operator,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Token<'a> {
-    kind: Kind,
-    text: &'a str,
-    start: usize,
-    end: usize,
-}
-
-const OPERATORS: [&str; 31] = [
-    "**", "//", "==", "!=", "<=", ">=", "+", "-", "*", "/", "%", "~", "(", ")", "[", "]", "{", "}", ",", ".",
-    ":", "|", "=", "<", ">", ";", "@", "!", "?", "&", "^",
-];
-
-/// Behind the string literal that begins at `at`.
-pub fn string_end(bytes: &[u8], at: usize) -> usize {
-    let quote = bytes[at];
-    let mut at = at + 1;
-    while at < bytes.len() && bytes[at] != quote {
-        at += if bytes[at] == b'\\' { 2 } else { 1 };
-    }
-    (at + 1).min(bytes.len())
-}
-
-fn tokens(text: &str) -> Parsed<Vec<Token<'_>>> {
-    let bytes = text.as_bytes();
-    let mut out = Vec::new();
-    let mut at = 0;
-    while at < bytes.len() {
-        let rest = &text[at..];
-        let c = rest.chars().next().ok_or("the expression is cut off")?;
-        if c.is_whitespace() {
-            at += c.len_utf8();
-            continue;
-        }
-        let run = |test: fn(char) -> bool| rest.find(|c| !test(c)).unwrap_or(rest.len());
-        let (kind, length) = if c == '\'' || c == '"' {
-            (Kind::Text, string_end(bytes, at) - at)
-        } else if c.is_ascii_digit() {
-            (Kind::Number, number_length(rest))
-        } else if c.is_alphabetic() || c == '_' {
-            (Kind::Name, run(|c| c.is_alphanumeric() || c == '_'))
-        } else {
-            let operator = OPERATORS.iter().find(|operator| rest.starts_with(**operator));
-            (Kind::Operator, operator.ok_or("a character that begins nothing")?.len())
-        };
-        out.push(Token { kind, text: &text[at..at + length], start: at, end: at + length });
-        at += length;
-    }
-    Ok(out)
-}
-
-fn number_length(text: &str) -> usize {
-    let bytes = text.as_bytes();
-    let digits = |from: usize| {
-        bytes[from..].iter().take_while(|byte| byte.is_ascii_alphanumeric() || **byte == b'_').count()
-    };
-    let mut end = digits(0);
-    let hexadecimal = bytes.len() > 1 && bytes[0] == b'0' && bytes[1].is_ascii_alphabetic();
-    if !hexadecimal && bytes.get(end) == Some(&b'.') && bytes.get(end + 1).is_some_and(u8::is_ascii_digit) {
-        end += 1 + digits(end + 1);
-    }
-    let exponent = bytes[end - 1].eq_ignore_ascii_case(&b'e') && !hexadecimal;
-    if exponent && matches!(bytes.get(end), Some(b'+' | b'-')) {
-        end += 1 + digits(end + 1);
-    }
-    end
-}
 
 /// A change to the text: at one place what closes comes before what opens, inner before outer and the reverse.
 struct Edit {
@@ -464,7 +412,10 @@ impl<'a> Reader<'a> {
             (_, "(") => self.items(")", |this| this.condition()),
             (_, "[") => self.items("]", |this| this.condition()),
             (_, "{") => self.items("}", |this| {
-                this.condition()?;
+                let key = this.condition()?;
+                if !key.literal {
+                    this.filtered(key.start, key.end, WEIGHED);
+                }
                 this.expect(":", "a dict's key needs a value")?;
                 this.condition()
             }),
@@ -491,14 +442,16 @@ impl<'a> Reader<'a> {
 
     fn postfix(&mut self, mut node: Node) -> Parsed<Node> {
         let mut links = 0;
+        let mut method = "";
         loop {
             if self.take(".") {
-                self.peek().filter(|token| token.kind != Kind::Operator).ok_or("an attribute has a name")?;
+                let name = self.peek().filter(|token| token.kind != Kind::Operator);
+                method = name.ok_or("an attribute has a name")?.text;
                 self.at += 1;
             } else if self.next_is("[") {
                 self.subscript(node)?;
             } else if self.next_is("(") {
-                self.arguments()?;
+                self.arguments(matches!(method, "changed" | "index" | "count" | "get" | "format"))?;
             } else {
                 return Ok(node);
             }
@@ -553,17 +506,22 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn arguments(&mut self) -> Parsed<()> {
+    /// A call's arguments; `weighed` if what is called walks them.
+    fn arguments(&mut self, weighed: bool) -> Parsed<()> {
         self.expect("(", "a parenthesis is expected")?;
         self.deeper(|this| {
             while !this.next_is(")") {
-                if !this.take("**") && !this.take("*") {
+                let spread = this.take("**") || this.take("*");
+                if !spread {
                     let named = this.peek().is_some_and(|token| token.kind == Kind::Name);
                     if named && this.ahead(1) == Some("=") {
                         this.at += 2;
                     }
                 }
-                this.condition()?;
+                let node = this.condition()?;
+                if weighed && !spread && !node.literal {
+                    this.filtered(node.start, node.end, WEIGHED);
+                }
                 if !this.take(",") {
                     break;
                 }
@@ -577,16 +535,26 @@ impl<'a> Reader<'a> {
     fn filters(&mut self, mut node: Node) -> Parsed<Node> {
         let mut links = 0;
         loop {
-            if self.take("|") {
+            if self.next_is("|") {
+                let bar = self.here();
+                self.at += 1;
                 let name = self.dotted()?;
+                let prints = PRINTING.contains(&name.as_str());
+                let before = if prints { Some(PRINTED) } else { None };
+                let before = before.or_else(|| ORDERING.contains(&name.as_str()).then_some(ORDERED));
+                if let Some(before) = before {
+                    self.close(bar, format!("|{before}"));
+                }
                 self.names.filters.push(name);
                 if self.next_is("(") {
-                    self.arguments()?;
+                    self.arguments(prints)?;
                 }
             } else if self.take("is") {
-                self.test()?;
+                if self.test()? && !node.literal {
+                    self.filtered(node.start, node.end, WEIGHED);
+                }
             } else if self.next_is("(") {
-                self.arguments()?;
+                self.arguments(false)?;
             } else {
                 return Ok(node);
             }
@@ -601,7 +569,7 @@ impl<'a> Reader<'a> {
         let name = self.dotted()?;
         self.names.filters.push(name);
         if self.next_is("(") {
-            self.arguments()?;
+            self.arguments(false)?;
         }
         self.filters(Node { start, end: start, literal: false })?;
         Ok(())
@@ -615,14 +583,17 @@ impl<'a> Reader<'a> {
         Ok(name)
     }
 
-    fn test(&mut self) -> Parsed<()> {
+    /// A test; whether it walks its operand.
+    fn test(&mut self) -> Parsed<bool> {
         self.take("not");
         let name = self.dotted()?;
+        let walks = WALKING.contains(&name.as_str());
         self.names.tests.push(name);
         if self.next_is("(") {
-            return self.arguments();
+            self.arguments(walks)?;
+            return Ok(walks);
         }
-        let Some(token) = self.peek() else { return Ok(()) };
+        let Some(token) = self.peek() else { return Ok(walks) };
         let keyword = matches!(token.text, "if" | "else" | "or" | "and" | "in" | "not" | "is" | "recursive");
         let begins = match token.kind {
             Kind::Operator => matches!(token.text, "[" | "{"),
@@ -631,9 +602,12 @@ impl<'a> Reader<'a> {
         };
         if begins {
             let node = self.primary()?;
-            self.postfix(node)?;
+            let node = self.postfix(node)?;
+            if walks && !node.literal {
+                self.filtered(node.start, node.end, WEIGHED);
+            }
         }
-        Ok(())
+        Ok(walks)
     }
 
     /// The names in a `set`'s, `for`'s or `with`'s target.

@@ -1,10 +1,10 @@
 //! Chat templates, rendered as Hugging Face's transformers renders them.
 //!
 //! minijinja does the work, with Python's printing, methods and JSON put over its own. Layout:
-//! - [`source`], [`expression`]: what is changed in a template's text before it is compiled;
+//! - [`source`], [`expression`], [`tokens`]: what is changed in a template's text before it is compiled;
 //! - [`value`], [`repr`], [`json`]: request JSON as Python-like values, and how they are written out;
 //! - [`operators`]: what stands in the place of operators;
-//! - [`methods`], [`strings`], [`builtins`], [`lazy`], [`clock`]: what templates can call;
+//! - [`methods`], [`strings`], [`builtins`], [`layout`], [`lazy`], [`clock`]: what templates can call;
 //! - [`messages`], [`probe`]: what form of messages a template reads, and messages in that form.
 //!
 //! A template is compiled once and shared without locks. Rendering is bounded by [`Limits`].
@@ -13,6 +13,7 @@ mod builtins;
 mod clock;
 mod expression;
 mod json;
+mod layout;
 mod lazy;
 mod messages;
 mod methods;
@@ -21,6 +22,7 @@ mod probe;
 mod repr;
 mod source;
 mod strings;
+mod tokens;
 mod value;
 
 #[cfg(test)]
@@ -40,6 +42,8 @@ use value::from_json;
 
 /// The name a template has in its environment.
 const NAME: &str = "chat_template";
+/// Bytes of a template's text; straight code nests values as deep as it is long. The longest of models has 20 kB.
+const MAX_SOURCE: usize = 256 << 10;
 /// Stands where a prompt to be continued is cut off; the blank at its end tells whether the template
 /// trimmed the text before it.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -117,6 +121,10 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         builtins::install(&mut env);
+        if source.len() > MAX_SOURCE {
+            let text = format!("chat template: longer than {MAX_SOURCE} bytes");
+            return Err(Error::new(Code::Load, text));
+        }
         let adapted = source::adapt(source);
         if let Some((line, fault)) = adapted.fault {
             return Err(Error::new(Code::Load, format!("chat template, line {line}: {fault}")));

@@ -14,6 +14,8 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter(expression::TEXT, text);
     env.add_filter(expression::WEIGHED, weighed);
     env.add_filter(expression::INDEXED, indexed);
+    env.add_filter(expression::ORDERED, ordered);
+    env.add_filter(expression::PRINTED, printable);
 }
 
 fn bad(message: impl Into<String>) -> Error {
@@ -77,6 +79,24 @@ fn indexed(state: &State, value: Value) -> Result<Value, Error> {
         state.consume_fuel((value.len().unwrap_or(0) / 2) as u64)?;
     }
     Ok(value)
+}
+
+/// What is about to be ordered: pays for each item as often as it may be compared.
+fn ordered(state: &State, value: Value) -> Result<Value, Error> {
+    let length = value.len().unwrap_or(0);
+    for _ in 0..=length.checked_ilog2().unwrap_or(0) {
+        weigh(&value, 0, state)?;
+    }
+    Ok(value)
+}
+
+/// What is about to be made a text: containers are printed here, or paid for where a filter joins their items.
+fn printable(state: &State, value: Value) -> Result<Value, Error> {
+    weigh(&value, 0, state)?;
+    match value.kind() {
+        ValueKind::Map => repr::to_text(&value, state).map(Value::from),
+        _ => Ok(value),
+    }
 }
 
 /// `left + right …` where Markup may be among them.
@@ -168,6 +188,10 @@ fn printf(state: &mut State, format: Value, right: &Value) -> Result<Value, Erro
         }
     } else {
         args.push(printed(state, right.clone())?);
+    }
+    let text = args[0].as_str().unwrap_or_default().replace("%%", "");
+    if right.kind() != ValueKind::Map && args.len() - 1 > text.matches('%').count() {
+        return Err(bad("not all arguments converted during string formatting"));
     }
     state.apply_filter("format", &args)
 }

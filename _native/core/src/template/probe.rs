@@ -40,14 +40,20 @@ fn knows_developer(template: &ChatTemplate) -> bool {
 fn beside_calls(template: &ChatTemplate, arguments_as_dict: bool) -> Missing {
     let call = without_content(call_message(&json!({"probe_key": MARK})));
     let messages = [message("user", json!("other")), call];
-    let shown = |form: &Missing| {
+    // An earlier turn may be treated otherwise than the last.
+    let answered =
+        [&messages[..], &[message("tool", json!("other")), message("user", json!("other"))]].concat();
+    let shown_in = |messages: &[Json], form: &Missing| {
         let forms = Forms { beside_calls: *form, arguments_as_dict, ..Forms::AS_GIVEN };
         render_as(template, messages.to_vec(), &forms)
     };
+    let shown = |form: &Missing| shown_in(&messages, form);
     let forms = [Missing::Absent, Missing::Empty, Missing::None];
     let shows = |form: &Missing| shown(form).is_some_and(|text| text.contains(MARK));
     let renders = |form: &Missing| shown(form).is_some();
-    let found = forms.into_iter().find(shows).or_else(|| forms.into_iter().find(renders));
+    let always = |form: &Missing| shows(form) && shown_in(&answered, form).is_some();
+    let mut found = forms.into_iter().find(always);
+    found = found.or_else(|| forms.into_iter().find(shows)).or_else(|| forms.into_iter().find(renders));
     found.unwrap_or(Missing::Absent)
 }
 
@@ -99,18 +105,25 @@ fn shows_structure(text: &str) -> bool {
 }
 
 /// Whether tool-call arguments should be passed as a dict: yes if the template renders that as anything but
-/// Python's notation, or cannot do better with text.
+/// Python's notation, or cannot do better with text. Some look at calls only where there is no content.
 fn arguments_as_dict(template: &ChatTemplate) -> bool {
     let arguments = json!({"probe_key": MARK});
-    let shown = |arguments: &Json| {
-        let messages = vec![message("user", json!("other")), call_message(arguments)];
-        render(template, messages).filter(|text| text.contains(MARK))
+    let text = Json::from(arguments.to_string());
+    let shown = |arguments: &Json, beside_calls: Missing| {
+        let messages = vec![message("user", json!("other")), without_content(call_message(arguments))];
+        let forms = Forms { beside_calls, arguments_as_dict: arguments.is_object(), ..Forms::AS_GIVEN };
+        render_as(template, messages, &forms).filter(|text| text.contains(MARK))
     };
     let python = format!("{{'probe_key': '{MARK}'}}");
-    match shown(&arguments) {
-        Some(text) if !text.contains(&python) => true,
-        _ => shown(&Json::from(arguments.to_string())).is_none(),
+    for form in [Missing::Empty, Missing::Absent, Missing::None] {
+        match (shown(&arguments, form), shown(&text, form)) {
+            (Some(text), _) if !text.contains(&python) => return true,
+            (dict, None) if dict.is_some() => return true,
+            (_, Some(_)) => return false,
+            _ => {}
+        }
     }
+    true
 }
 
 fn message(role: &str, content: Json) -> Json {

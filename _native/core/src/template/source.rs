@@ -1,6 +1,7 @@
 //! What a template's text needs before minijinja compiles it.
 
-use super::expression::{Fault, Names, Reader, string_end};
+use super::expression::{Names, Reader};
+use super::tokens::{Fault, string_end};
 
 /// The filter put behind what a `for` loops over: refuses what Python cannot iterate.
 pub const ITERATED: &str = "_iterated";

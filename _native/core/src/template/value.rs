@@ -192,6 +192,11 @@ impl Generator {
     pub fn value(items: Vec<Value>) -> Value {
         Value::from_object(Self(Mutex::new(items)))
     }
+
+    /// The items that are left, without using them up.
+    pub fn peek(&self) -> Vec<Value> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Object for Generator {
