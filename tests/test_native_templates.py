@@ -278,3 +278,15 @@ def test_developer_is_system_where_the_template_lacks_it() -> None:
     messages = [{"role": "developer", "content": "Be brief."}, user("Hi")]
     as_system = [system("Be brief."), user("Hi")]
     assert rendered("qwen3", messages, {}) == expected("qwen3", as_system, {})
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_integers_beyond_64_bits_stay_whole(name: str) -> None:
+    number = 2**64 + 1
+    limited = copy.deepcopy(WEATHER)
+    limited["function"]["parameters"]["properties"]["days"]["maximum"] = [number, -(2**200)]
+    made = call(json.dumps({"n": number}))
+    messages = [user("?"), assistant("", tool_calls=[made]), tool("x"), user("!")]
+    text = rendered(name, messages, {"tools": [limited]})
+    assert text == expected(name, messages, {"tools": [limited]})
+    assert name != "qwen3" or str(-(2**200)) in text

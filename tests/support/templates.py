@@ -43,12 +43,12 @@ class Template:
 
 @functools.cache
 def record() -> dict[str, dict[str, Any]]:
-    """For each template the form of messages it reads, where that is not the common one, and the counts.
+    """For each template the form of messages it reads, where not the common one, and the counts.
 
-    The common form: content as text, `developer` as system, arguments as a dict, null left out. `content`:
-    role → "parts" or "both". `beside_calls`, `missing`: what stands for null content of assistants, with calls and
-    without. `cases`, `refused`: conversations in all, and those that transformers refuses. `refuses_calls`,
-    `leaves_out`: what the template makes of a conversation with a call.
+    The common form: content as text, `developer` as system, arguments as a dict, null left out.
+    `content`: role → "parts" or "both". `beside_calls`, `missing`: what stands for assistants' null content,
+    with calls and without. `cases`, `refused`: conversations in all, and those that transformers refuses.
+    `refuses_calls`, `leaves_out`: what the template makes of a conversation with a call.
     """
     found: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
     return found

@@ -111,7 +111,7 @@ impl<'a> Reader<'a> {
             .enumerate()
             .map(|(index, edit)| (edit.at, edit.opens, order(index, &edit), edit))
             .collect();
-        sorted.sort_by(|a, b| (a.0, a.1, a.2).cmp(&(b.0, b.1, b.2)));
+        sorted.sort_by_key(|(at, opens, order, _)| (*at, *opens, *order));
         let mut out = String::with_capacity(self.text.len() * 2);
         let mut copied = 0;
         for (at, _, _, edit) in &sorted {
@@ -481,7 +481,7 @@ impl<'a> Reader<'a> {
                     given[colons.len()] = true;
                     let read = if colons.is_empty() { Self::tuple } else { Self::expression };
                     let (start, end) = read(this)?;
-                    let text = this.text[start..end].as_bytes();
+                    let text = &this.text.as_bytes()[start..end];
                     literal = matches!(text.first(), Some(b'\'' | b'"')) && string_end(text, 0) == text.len();
                 }
             }

@@ -165,10 +165,11 @@ fn fill_content(entries: &mut Vec<(Value, Value)>, message: &Map<String, Json>, 
         // Where it usually stands: templates may print a whole message.
         let at = entries.iter().position(|(name, _)| name.as_str() == Some("role")).map_or(0, |at| at + 1);
         entries.insert(at, (key, filler));
-    } else if filler.is_none() && content.and_then(Json::as_str) == Some("") {
-        if let Some(entry) = entries.iter_mut().find(|(name, _)| *name == key) {
-            entry.1 = filler;
-        }
+    } else if filler.is_none()
+        && content.and_then(Json::as_str) == Some("")
+        && let Some(entry) = entries.iter_mut().find(|(name, _)| *name == key)
+    {
+        entry.1 = filler;
     }
 }
 
