@@ -1,9 +1,10 @@
 # Every target makes what it needs: the environment in .venv, the build, the models in .cache.
 PYTHON ?= python3
-NODE_MODELS = qwen3 llama3_1
+NODE_MODELS = qwen3 llama3_1 llama3 llama2 gemma3 deepseek_v3 gptoss
 TOKENIZERS_VERSION = 3.7.2
 HARMONY_VERSION = 0.0.8
 ORACLES_TARGET ?= .cache/oracles-target
+TEMPLATES_SOURCE = llama-cpp-python==0.3.36
 BIN = .venv/bin
 NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -name '*.rs' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.proto' -o -name 'Cargo.*' \) -not -path '*/target/*')
 PORT ?= 8080
@@ -110,7 +111,7 @@ tools:
 
 # --- models ----------------------------------------------------------------------------------------------
 
-models: .cache/smollm2/ready $(NODE_MODELS:%=.cache/models/%/tokenizer.json)
+models: .cache/smollm2/ready $(NODE_MODELS:%=.cache/models/%/tokenizer.json) .cache/templates/ready
 
 .cache/smollm2/ready: .cache/run
 	@echo "== fetching the small model (93 MB)"
@@ -124,3 +125,11 @@ models: .cache/smollm2/ready $(NODE_MODELS:%=.cache/models/%/tokenizer.json)
 		&& tar -xzf $$tarball --strip-components=1 && rm $$tarball
 	@find .cache/models/$* -name tokenizer.json -not -path .cache/models/$*/tokenizer.json -exec sh -c 'cp -n "$$(dirname "$$1")"/*.json .cache/models/$*/' _ {} \;
 	@test -f $@ && touch $@
+
+# Only the templates are kept of the source package.
+.cache/templates/ready: .cache/run
+	@echo "== fetching the corpus of chat templates (77 MB)"
+	@rm -rf .cache/templates && mkdir -p .cache/templates/source
+	@$(BIN)/pip download -q --no-deps --no-binary llama-cpp-python --dest .cache/templates/source "$(TEMPLATES_SOURCE)"
+	@tar -xzf .cache/templates/source/*.tar.gz -C .cache/templates --strip-components=5 --wildcards '*/vendor/llama.cpp/models/templates/*.jinja'
+	@rm -rf .cache/templates/source && touch $@

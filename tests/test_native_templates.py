@@ -147,11 +147,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def as_read(messages: list[Message]) -> list[Message]:
+def as_read(name: str, messages: list[Message]) -> list[Message]:
     """The messages as these templates read them, where transformers leaves that to its caller: text parts as
-    one text (it would print the list), and a call's arguments as a dict."""
+    one text (it would print the list), a call's arguments as a dict, and an assistant's null as an empty text
+    where the template needs a text (transformers would leave it out, and the template would fail)."""
     made = copy.deepcopy(messages)
     for message in made:
+        if message.get("role") == "assistant" and name != "llama3_1" and message.get("content") is None:
+            message["content"] = ""
         if isinstance(message.get("content"), list):
             message["content"] = " ".join(part["text"] for part in message["content"])
         for each in message.get("tool_calls") or []:
@@ -165,7 +168,7 @@ def expected(name: str, messages: list[Message], variant: dict[str, Any]) -> str
     given = {key: value for key, value in variant.items() if key != "kwargs"}
     try:
         text = models.reference(name).apply_chat_template(
-            as_read(messages), tokenize=False, **given, **variant.get("kwargs", {})
+            as_read(name, messages), tokenize=False, **given, **variant.get("kwargs", {})
         )
     except Exception:
         return REFUSED
@@ -275,3 +278,15 @@ def test_developer_is_system_where_the_template_lacks_it() -> None:
     messages = [{"role": "developer", "content": "Be brief."}, user("Hi")]
     as_system = [system("Be brief."), user("Hi")]
     assert rendered("qwen3", messages, {}) == expected("qwen3", as_system, {})
+
+
+@pytest.mark.parametrize("name", models.NAMES)
+def test_integers_beyond_64_bits_stay_whole(name: str) -> None:
+    number = 2**64 + 1
+    limited = copy.deepcopy(WEATHER)
+    limited["function"]["parameters"]["properties"]["days"]["maximum"] = [number, -(2**200)]
+    made = call(json.dumps({"n": number}))
+    messages = [user("?"), assistant("", tool_calls=[made]), tool("x"), user("!")]
+    text = rendered(name, messages, {"tools": [limited]})
+    assert text == expected(name, messages, {"tools": [limited]})
+    assert name != "qwen3" or str(-(2**200)) in text

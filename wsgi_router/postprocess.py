@@ -92,7 +92,7 @@ class _Answer:
             elif item is ENDED:
                 flags = stream.end(choice)
             elif item is BLOCKED:
-                self._unblock()
+                self.unblock()
                 continue
             elif isinstance(item, Broken):
                 flags, item = item
@@ -118,12 +118,14 @@ class _Answer:
         if self.loan is not None and not self.done:
             self.lent = True
             self.stream.lend(self.loan.descriptor)
+            self.unblock()
 
-    def _unblock(self) -> None:
+    def unblock(self) -> None:
         """Sends what the socket did not take, as fast as the client reads, and lets the core go on."""
         if self.lent and self.loan is not None:
-            self.loan.send(self.stream.rest())
-            self.stream.resume()
+            while rest := self.stream.rest():
+                self.loan.send(rest)
+                self.stream.resume()
 
     def reclaim(self) -> None:
         """Takes the socket back, and sends what the core has not. Idempotent."""
@@ -274,6 +276,7 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
                     data = take()
             elif answer.lent:
                 stream.ping(PING, ping_interval)
+                answer.unblock()
             else:
                 data = PING
         answer.reclaim()

@@ -75,6 +75,8 @@ fn forms(template: &ChatTemplate) -> Value {
         "assistant": content(forms.assistant),
         "tool": content(forms.tool),
         "arguments_as_dict": forms.arguments_as_dict,
+        "beside_calls": format!("{:?}", forms.beside_calls),
+        "missing": format!("{:?}", forms.missing),
         "developer": forms.developer,
     })
 }

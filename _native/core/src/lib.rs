@@ -10,12 +10,14 @@
 //! - [`template`]: chat templates, as Hugging Face renders them.
 //! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
 //! - [`wire`]: the worker's protobuf messages that the core reads and writes.
+//! - `integers`: integers beyond 64 bits, kept whole.
 //! - [`error`]: what can go wrong and whose fault it is.
 
 #![deny(unsafe_code)]
 
 pub mod body;
 pub mod error;
+mod integers;
 pub mod net;
 pub mod parsers;
 pub mod prepare;

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
 use crate::error::{Code, Error, Result};
+use crate::integers;
 use crate::template::{ChatTemplate, Limits, RESERVED, RenderInput};
 use crate::tokenizer::Tokenizer;
 use crate::wire::{
@@ -167,7 +168,8 @@ fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
 }
 
 fn parse(job: &[u8]) -> Result<Job> {
-    serde_json::from_slice(job).map_err(|error| Error::new(Code::Internal, format!("The job: {error}.")))
+    serde_json::from_slice(&integers::wrap(job))
+        .map_err(|error| Error::new(Code::Internal, format!("The job: {error}.")))
 }
 
 /// The job's text, or its ids.
@@ -356,7 +358,10 @@ fn value(json: &Json) -> Value {
         Json::Number(number) => Kind::Number(number.as_f64().unwrap_or_default()),
         Json::String(text) => Kind::String(text.clone()),
         Json::Array(items) => Kind::List(ListValue { values: items.iter().map(value).collect() }),
-        Json::Object(object) => Kind::Struct(structure(object)),
+        Json::Object(object) => match integers::wrapped(json) {
+            Some(digits) => Kind::Number(digits.parse().unwrap_or_default()),
+            None => Kind::Struct(structure(object)),
+        },
     };
     Value { kind: Some(kind) }
 }

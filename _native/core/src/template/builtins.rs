@@ -5,11 +5,114 @@ use std::fmt;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
-use super::value::{Dict, Generator, as_float};
-use super::{clock, json, lazy, methods, repr, source, strings};
+use super::expression::Names;
+use super::value::{Dict, Generator, as_float, is_number};
+use super::{clock, json, layout, lazy, methods, operators, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
 pub const NOW: &str = "now\0";
+
+/// Jinja's filters, of which templates may expect that they are there.
+const FILTERS: [&str; 46] = [
+    "abs",
+    "attr",
+    "batch",
+    "capitalize",
+    "center",
+    "count",
+    "d",
+    "default",
+    "dictsort",
+    "e",
+    "escape",
+    "first",
+    "float",
+    "forceescape",
+    "format",
+    "groupby",
+    "indent",
+    "int",
+    "items",
+    "join",
+    "last",
+    "length",
+    "list",
+    "lower",
+    "map",
+    "max",
+    "min",
+    "reject",
+    "rejectattr",
+    "replace",
+    "reverse",
+    "round",
+    "safe",
+    "select",
+    "selectattr",
+    "slice",
+    "sort",
+    "string",
+    "sum",
+    "title",
+    "tojson",
+    "trim",
+    "truncate",
+    "unique",
+    "upper",
+    "wordcount",
+];
+
+/// Jinja's filters that make HTML, lay out text for people or are random: no prompt has a use for them.
+const UNSUPPORTED: [&str; 8] =
+    ["filesizeformat", "pprint", "random", "striptags", "urlize", "wordwrap", "xmlattr", "urlencode"];
+
+const TESTS: [&str; 33] = [
+    "boolean",
+    "callable",
+    "defined",
+    "divisibleby",
+    "eq",
+    "equalto",
+    "escaped",
+    "even",
+    "false",
+    "filter",
+    "float",
+    "ge",
+    "greaterthan",
+    "gt",
+    "in",
+    "integer",
+    "iterable",
+    "le",
+    "lessthan",
+    "lower",
+    "lt",
+    "mapping",
+    "ne",
+    "none",
+    "number",
+    "odd",
+    "sameas",
+    "sequence",
+    "string",
+    "test",
+    "true",
+    "undefined",
+    "upper",
+];
+
+/// What is wrong with the filters and tests that a template names, as Jinja says it when it compiles.
+pub fn unknown(names: &Names) -> Option<String> {
+    let filter = names.filters.iter().find(|name| !FILTERS.contains(&name.as_str()));
+    if let Some(name) = filter {
+        let known = UNSUPPORTED.contains(&name.as_str());
+        let text = if known { "is not supported" } else { "does not exist" };
+        return Some(format!("the filter '{name}' {text}"));
+    }
+    let test = names.tests.iter().find(|name| !TESTS.contains(&name.as_str()))?;
+    Some(format!("the test '{test}' does not exist"))
+}
 
 /// How much of a raised message is kept; templates may put a whole conversation into one.
 const MAX_MESSAGE: usize = 4096;
@@ -45,10 +148,12 @@ pub fn install(env: &mut Environment<'static>) {
     env.add_filter("d", default);
     env.add_filter("e", escape);
     env.add_filter("escape", escape);
-    env.add_filter("forceescape", escape);
+    env.add_filter("forceescape", force_escape);
+    operators::install(env);
+    layout::install(env);
     lazy::install(env);
     env.add_test("number", |value: &Value| {
-        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || as_float(value).is_some()
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_number(value)
     });
     env.add_test("float", |value: &Value| as_float(value).is_some());
     env.add_test("sequence", is_sequence);
@@ -68,7 +173,7 @@ fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error
 }
 
 /// The filter `string`: `str(value)`.
-fn string(state: &State, value: &Value) -> Result<Value, Error> {
+pub fn string(state: &State, value: &Value) -> Result<Value, Error> {
     match value.as_str() {
         Some(_) => Ok(value.clone()),
         None => repr::to_text(value, state).map(Value::from),
@@ -134,16 +239,17 @@ fn stored(state: &mut State, value: Value) -> Result<Value, Error> {
 
 fn check_depth(value: &Value, depth: usize, state: &State) -> Result<(), Error> {
     let containers = matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
-    // Request data is 128 deep at most and cannot be added to; looking at a generator uses it up.
-    let known =
-        value.downcast_object_ref::<Dict>().is_some() || value.downcast_object_ref::<Generator>().is_some();
-    if !containers || known {
+    // Request data is 128 deep at most and cannot be added to.
+    if !containers || value.downcast_object_ref::<Dict>().is_some() {
         return Ok(());
     }
     if depth > repr::MAX_DEPTH {
         return Err(bad("value is nested too deeply"));
     }
     state.consume_fuel(1)?;
+    if let Some(generator) = value.downcast_object_ref::<Generator>() {
+        return generator.peek().iter().try_for_each(|item| check_depth(item, depth + 1, state));
+    }
     let pairs = value.as_object().and_then(|object| object.try_iter_pairs());
     for (_, item) in pairs.into_iter().flatten() {
         check_depth(&item, depth + 1, state)?;
@@ -210,10 +316,21 @@ fn default(
     Ok(if replaced { default } else { value.clone() })
 }
 
-/// The filters `escape`, `e` and `forceescape`.
+/// The filters `escape` and `e`: Markup, whose text is escaped unless it is Markup already.
 fn escape(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() { Ok(value.clone()) } else { force_escape(state, value) }
+}
+
+/// The filter `forceescape`.
+fn force_escape(state: &State, value: &Value) -> Result<Value, Error> {
     let mut out = String::new();
-    for c in repr::to_text(value, state)?.chars() {
+    push_escaped(&mut out, &repr::to_text(value, state)?);
+    Ok(Value::from_safe_string(out))
+}
+
+/// Appends `text` as markupsafe escapes it.
+pub fn push_escaped(out: &mut String, text: &str) {
+    for c in text.chars() {
         match c {
             '&' => out.push_str("&amp;"),
             '<' => out.push_str("&lt;"),
@@ -223,12 +340,11 @@ fn escape(state: &State, value: &Value) -> Result<Value, Error> {
             _ => out.push(c),
         }
     }
-    Ok(Value::from(out))
 }
 
-/// The filter `safe`: there is no escaping here for it to switch off.
-fn safe(value: &Value) -> Value {
-    value.clone()
+/// The filter `safe`: text that `+` does not escape, and that makes `+` escape the other side.
+fn safe(state: &State, value: &Value) -> Result<Value, Error> {
+    if value.is_safe() { Ok(value.clone()) } else { repr::to_text(value, state).map(Value::from_safe_string) }
 }
 
 /// The test `sequence`: has a length and takes an index, as strings and dicts do in Python.
@@ -246,7 +362,7 @@ fn is_iterable(value: &Value) -> bool {
 
 /// The test `callable`.
 fn is_callable(value: &Value) -> bool {
-    value.kind() == ValueKind::Plain && as_float(value).is_none()
+    value.kind() == ValueKind::Plain && !is_number(value)
 }
 
 /// `raise_exception(message)`.
@@ -263,6 +379,7 @@ fn strftime_now(state: &State, format: Option<&str>, options: Kwargs) -> Result<
         None => options.get::<&str>("format")?,
     };
     options.assert_all_used()?;
+    state.consume_fuel(8 * format.len() as u64)?;
     let now = state.lookup(NOW).and_then(|now| now.as_i64());
     Ok(Value::from(clock::strftime_now(format, now)))
 }

@@ -6,7 +6,8 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::repr;
-use super::value::{Generator, as_float};
+use super::value::{Generator, as_float, is_number};
+use crate::integers;
 
 /// A wider indent is no layout but an attempt to fill the memory.
 const MAX_INDENT: i64 = 1000;
@@ -80,6 +81,10 @@ fn dump_request(out: &mut String, value: &serde_json::Value, layout: &Layout) {
             out.push(']');
         }
         serde_json::Value::Object(entries) => {
+            if let Some(digits) = integers::wrapped(value) {
+                out.push_str(digits);
+                return;
+            }
             out.push('{');
             for (index, (key, item)) in entries.iter().enumerate() {
                 if index > 0 {
@@ -145,7 +150,7 @@ fn write_value(
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
         ValueKind::Number => write_number(out, value),
-        ValueKind::Plain if as_float(value).is_some() => write_number(out, value),
+        ValueKind::Plain if is_number(value) => write_number(out, value),
         ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => {
             return Err(bad("Object of type generator is not JSON serializable"));
         }

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, Error, State, Value, filters};
 
+use super::operators;
 use super::value::Generator;
 
 type Args = Rest<ValueOrKwargs>;
@@ -12,6 +13,10 @@ type Name<'a> = Option<Cow<'a, str>>;
 
 pub fn install(env: &mut Environment<'static>) {
     env.add_filter("map", |state: &mut State, value: Value, args: Args| {
+        // With a filter's name, which walks each item; with an attribute's there is nothing to pay.
+        if args.first().is_some_and(|filter| filter.as_str().is_some()) {
+            operators::weigh(&value, 0, state)?;
+        }
         filters::map(state, value, args).map(Generator::value)
     });
     env.add_filter("select", |state: &mut State, value: Value, test: Name, args: Args| {
@@ -36,6 +41,9 @@ pub fn install(env: &mut Environment<'static>) {
         filters::unique(state, value, options).and_then(generator)
     });
     env.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        if fill.is_some() {
+            state.consume_fuel(count as u64)?;
+        }
         filters::batch(state, value, count, fill).and_then(generator)
     });
     env.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {

@@ -10,6 +10,7 @@ use serde_json::{Map, Value as Json};
 use super::value::{dict, from_json};
 use super::{ContentForm, json};
 use crate::error::{Code, Error, Result};
+use crate::integers;
 
 /// The names reasoning is passed under; the first is the one most templates read.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -21,7 +22,13 @@ pub struct Forms {
     pub user: Content,
     pub assistant: Content,
     pub tool: Content,
-    /// Tool-call arguments are read as a dict rather than as JSON text.
+    /// What stands for the content of an assistant's message that only calls tools.
+    pub beside_calls: Missing,
+    /// What stands for the content of any other assistant's message that has none.
+    pub missing: Missing,
+    /// Tool-call arguments are read as a dict rather than as JSON text. So they are handed over parsed, as by
+    /// SGLang, where the template would take the client's text as well: a prompt does not depend on the blanks
+    /// that the client's JSON library writes.
     pub arguments_as_dict: bool,
     /// The template knows the role `developer`.
     pub developer: bool,
@@ -32,6 +39,17 @@ pub struct Forms {
 pub struct Content {
     pub parts: bool,
     pub text: bool,
+}
+
+/// What a template needs in the place of content that is null or left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing: transformers drops keys that are null.
+    Absent,
+    /// An empty text, as SGLang has it: most templates concatenate what they take for a text.
+    Empty,
+    /// None: some templates ask `content is none` before they look for calls.
+    None,
 }
 
 impl Content {
@@ -51,6 +69,8 @@ impl Forms {
             user: both,
             assistant: both,
             tool: both,
+            beside_calls: Missing::Absent,
+            missing: Missing::Absent,
             arguments_as_dict: false,
             developer: true,
         }
@@ -121,10 +141,36 @@ fn convert_message(message: &Map<String, Json>, forms: &Forms) -> Vec<(Value, Va
         };
         entries.push((Value::from(key.as_str()), value));
     }
+    if role == "assistant" {
+        fill_content(&mut entries, message, forms);
+    }
     if let (Some(reasoning), false) = (reasoning, has_reasoning_content) {
         entries.push((Value::from("reasoning_content"), from_json(reasoning)));
     }
     entries
+}
+
+/// Gives an assistant's message that has no content what the template needs there. Empty text beside calls is
+/// no content either where the template would not look at the calls.
+fn fill_content(entries: &mut Vec<(Value, Value)>, message: &Map<String, Json>, forms: &Forms) {
+    let calls = message.get("tool_calls").and_then(Json::as_array).is_some_and(|calls| !calls.is_empty());
+    let content = message.get("content").filter(|content| !content.is_null());
+    let filler = match if calls { forms.beside_calls } else { forms.missing } {
+        Missing::Absent => return,
+        Missing::Empty => Value::from(""),
+        Missing::None => Value::from(()),
+    };
+    let key = Value::from("content");
+    if content.is_none() {
+        // Where it usually stands: templates may print a whole message.
+        let at = entries.iter().position(|(name, _)| name.as_str() == Some("role")).map_or(0, |at| at + 1);
+        entries.insert(at, (key, filler));
+    } else if filler.is_none()
+        && content.and_then(Json::as_str) == Some("")
+        && let Some(entry) = entries.iter_mut().find(|(name, _)| *name == key)
+    {
+        entry.1 = filler;
+    }
 }
 
 /// Content in the form the template reads.
@@ -157,7 +203,7 @@ fn convert_call(call: &Json, forms: &Forms) -> Value {
         ("function", Json::Object(_)) => convert_call(given, forms),
         ("arguments", Json::String(text)) if forms.arguments_as_dict => match text.trim() {
             "" => dict(Vec::new()),
-            text => match serde_json::from_str::<Json>(text) {
+            text => match serde_json::from_slice::<Json>(&integers::wrap(text.as_bytes())) {
                 Ok(parsed @ Json::Object(_)) => from_json(&parsed),
                 _ => from_json(given),
             },

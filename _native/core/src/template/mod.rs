@@ -1,23 +1,28 @@
 //! Chat templates, rendered as Hugging Face's transformers renders them.
 //!
 //! minijinja does the work, with Python's printing, methods and JSON put over its own. Layout:
-//! - [`source`]: what is changed in a template's text before it is compiled;
+//! - [`source`], [`expression`], [`tokens`]: what is changed in a template's text before it is compiled;
 //! - [`value`], [`repr`], [`json`]: request JSON as Python-like values, and how they are written out;
-//! - [`methods`], [`strings`], [`builtins`], [`lazy`], [`clock`]: what templates can call;
+//! - [`operators`]: what stands in the place of operators;
+//! - [`methods`], [`strings`], [`builtins`], [`layout`], [`lazy`], [`clock`]: what templates can call;
 //! - [`messages`], [`probe`]: what form of messages a template reads, and messages in that form.
 //!
 //! A template is compiled once and shared without locks. Rendering is bounded by [`Limits`].
 
 mod builtins;
 mod clock;
+mod expression;
 mod json;
+mod layout;
 mod lazy;
 mod messages;
 mod methods;
+mod operators;
 mod probe;
 mod repr;
 mod source;
 mod strings;
+mod tokens;
 mod value;
 
 #[cfg(test)]
@@ -32,11 +37,13 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::{Code, Error, Result};
 use messages::Continued;
-pub use messages::{Content, Forms};
+pub use messages::{Content, Forms, Missing};
 use value::from_json;
 
 /// The name a template has in its environment.
 const NAME: &str = "chat_template";
+/// Bytes of a template's text; straight code nests values as deep as it is long. The longest of models has 20 kB.
+const MAX_SOURCE: usize = 256 << 10;
 /// Stands where a prompt to be continued is cut off; the blank at its end tells whether the template
 /// trimmed the text before it.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
@@ -114,7 +121,20 @@ impl ChatTemplate {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         env.set_syntax(syntax.map_err(|error| Error::new(Code::Internal, error.to_string()))?);
         builtins::install(&mut env);
-        env.add_template_owned(NAME, source::adapt(source)).map_err(|error| load_error(&error))?;
+        if source.len() > MAX_SOURCE {
+            let text = format!("chat template: longer than {MAX_SOURCE} bytes");
+            return Err(Error::new(Code::Load, text));
+        }
+        let adapted = source::adapt(source);
+        if let Some((line, fault)) = adapted.fault {
+            return Err(Error::new(Code::Load, format!("chat template, line {line}: {fault}")));
+        }
+        for (line, names) in &adapted.names {
+            if let Some(fault) = builtins::unknown(names) {
+                return Err(Error::new(Code::Load, format!("chat template, line {line}: {fault}")));
+            }
+        }
+        env.add_template_owned(NAME, adapted.text).map_err(|error| load_error(&error))?;
         let mut template = Self {
             env,
             special_tokens: special_tokens
@@ -143,6 +163,11 @@ impl ChatTemplate {
     /// Errors: `Template` when the template refuses the conversation or fails on it, `Fuel` when a limit is
     /// reached, `InvalidRequest` when the input contradicts itself.
     pub fn render(&self, input: &RenderInput, limits: &Limits) -> Result<String> {
+        self.render_as(input, &self.forms, limits)
+    }
+
+    /// The same with messages in other forms than the template's own.
+    fn render_as(&self, input: &RenderInput, forms: &Forms, limits: &Limits) -> Result<String> {
         if input.continue_final_message && input.add_generation_prompt {
             let text = "continue_final_message and add_generation_prompt exclude each other";
             return Err(Error::new(Code::InvalidRequest, text).at("continue_final_message"));
@@ -152,7 +177,7 @@ impl ChatTemplate {
             return Err(Error::new(Code::InvalidRequest, text).at("continue_final_message"));
         }
         let mark = input.continue_final_message.then_some(CONTINUE_MARK);
-        let (messages, continued) = messages::convert(input.messages, &self.forms, mark)?;
+        let (messages, continued) = messages::convert(input.messages, forms, mark)?;
         let rendered = self.run(self.context(input, messages), limits)?;
         match continued {
             Some(continued) => cut_at_mark(rendered, &continued),

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value as Json, json};
 
-use super::messages::{Content, Forms};
+use super::messages::{Content, Forms, Missing};
 use super::{ChatTemplate, Limits, RenderInput};
 
 /// A text that no template contains.
@@ -17,14 +17,61 @@ const LIMITS: Limits = Limits { fuel: 100_000, max_output: 1 << 20 };
 pub fn forms(template: &ChatTemplate, source: &str) -> Forms {
     let user = role_content(template, &["user"]).unwrap_or(Content::TEXT);
     let content = |roles: &[&str]| role_content(template, roles).unwrap_or(user);
+    let arguments_as_dict = arguments_as_dict(template);
     Forms {
         user,
         system: content(&["system", "user"]),
         assistant: content(&["user", "assistant", "user"]),
         tool: content(&["user", "call", "tool"]),
-        arguments_as_dict: arguments_as_dict(template),
-        developer: source.contains("developer"),
+        beside_calls: beside_calls(template, arguments_as_dict),
+        missing: missing(template),
+        arguments_as_dict,
+        developer: source.contains("developer") && knows_developer(template),
     }
+}
+
+/// Whether a developer's message is shown.
+fn knows_developer(template: &ChatTemplate) -> bool {
+    let messages = vec![message("developer", json!(MARK)), message("user", json!("other"))];
+    render(template, messages).is_some_and(|text| text.contains(MARK))
+}
+
+/// What shows a call whose message has no content; what renders at all where nothing shows it.
+fn beside_calls(template: &ChatTemplate, arguments_as_dict: bool) -> Missing {
+    let call = without_content(call_message(&json!({"probe_key": MARK})));
+    let messages = [message("user", json!("other")), call];
+    // An earlier turn may be treated otherwise than the last.
+    let answered =
+        [&messages[..], &[message("tool", json!("other")), message("user", json!("other"))]].concat();
+    let shown_in = |messages: &[Json], form: &Missing| {
+        let forms = Forms { beside_calls: *form, arguments_as_dict, ..Forms::AS_GIVEN };
+        render_as(template, messages.to_vec(), &forms)
+    };
+    let shown = |form: &Missing| shown_in(&messages, form);
+    let forms = [Missing::Absent, Missing::Empty, Missing::None];
+    let shows = |form: &Missing| shown(form).is_some_and(|text| text.contains(MARK));
+    let renders = |form: &Missing| shown(form).is_some();
+    let always = |form: &Missing| shows(form) && shown_in(&answered, form).is_some();
+    let mut found = forms.into_iter().find(always);
+    found = found.or_else(|| forms.into_iter().find(shows)).or_else(|| forms.into_iter().find(renders));
+    found.unwrap_or(Missing::Absent)
+}
+
+/// What a message without content and calls is rendered with.
+fn missing(template: &ChatTemplate) -> Missing {
+    let other = || message("user", json!("other"));
+    let messages = [other(), without_content(message("assistant", json!(""))), other()];
+    let renders = |form: &Missing| {
+        render_as(template, messages.to_vec(), &Forms { missing: *form, ..Forms::AS_GIVEN }).is_some()
+    };
+    [Missing::Absent, Missing::Empty].into_iter().find(renders).unwrap_or(Missing::Absent)
+}
+
+fn without_content(mut message: Json) -> Json {
+    if let Some(entries) = message.as_object_mut() {
+        entries.shift_remove("content");
+    }
+    message
 }
 
 /// What the template makes of the content of the conversation's telling role; None if it refuses it.
@@ -58,18 +105,25 @@ fn shows_structure(text: &str) -> bool {
 }
 
 /// Whether tool-call arguments should be passed as a dict: yes if the template renders that as anything but
-/// Python's notation, or cannot do better with text.
+/// Python's notation, or cannot do better with text. Some look at calls only where there is no content.
 fn arguments_as_dict(template: &ChatTemplate) -> bool {
     let arguments = json!({"probe_key": MARK});
-    let shown = |arguments: &Json| {
-        let messages = vec![message("user", json!("other")), call_message(arguments)];
-        render(template, messages).filter(|text| text.contains(MARK))
+    let text = Json::from(arguments.to_string());
+    let shown = |arguments: &Json, beside_calls: Missing| {
+        let messages = vec![message("user", json!("other")), without_content(call_message(arguments))];
+        let forms = Forms { beside_calls, arguments_as_dict: arguments.is_object(), ..Forms::AS_GIVEN };
+        render_as(template, messages, &forms).filter(|text| text.contains(MARK))
     };
     let python = format!("{{'probe_key': '{MARK}'}}");
-    match shown(&arguments) {
-        Some(text) if !text.contains(&python) => true,
-        _ => shown(&Json::from(arguments.to_string())).is_none(),
+    for form in [Missing::Empty, Missing::Absent, Missing::None] {
+        match (shown(&arguments, form), shown(&text, form)) {
+            (Some(text), _) if !text.contains(&python) => return true,
+            (dict, None) if dict.is_some() => return true,
+            (_, Some(_)) => return false,
+            _ => {}
+        }
     }
+    true
 }
 
 fn message(role: &str, content: Json) -> Json {
@@ -89,6 +143,10 @@ fn call_message(arguments: &Json) -> Json {
 }
 
 fn render(template: &ChatTemplate, messages: Vec<Json>) -> Option<String> {
+    render_as(template, messages, &Forms::AS_GIVEN)
+}
+
+fn render_as(template: &ChatTemplate, messages: Vec<Json>, forms: &Forms) -> Option<String> {
     let tools = json!([{"type": "function", "function": {
         "name": "probe",
         "description": "A probe.",
@@ -104,5 +162,5 @@ fn render(template: &ChatTemplate, messages: Vec<Json>) -> Option<String> {
         continue_final_message: false,
         now: Some(0),
     };
-    template.render(&input, &LIMITS).ok()
+    template.render_as(&input, forms, &LIMITS).ok()
 }

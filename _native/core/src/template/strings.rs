@@ -45,6 +45,8 @@ pub fn call(state: &State, text: &str, name: &str, args: &[Value]) -> Result<Val
         "join" => join(state, text, args),
         "format" => {
             check_widths(text)?;
+            let longest = args.iter().filter_map(|arg| arg.as_str()).map(str::len).max().unwrap_or(0);
+            pay(state, text.matches('{').count().saturating_mul(longest.max(64)))?;
             format(FormatStyle::StrFormat, text, args).map(Value::from)
         }
         "splitlines" => splitlines(text, args),
@@ -294,6 +296,11 @@ fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
     let (keep, options): (Option<&Value>, Kwargs) = from_args(args)?;
     let keep = argument(keep, &options, "keepends")?.is_some_and(|flag| flag.is_true());
     options.assert_all_used()?;
+    Ok(lines(text, keep).into_iter().map(Value::from).collect())
+}
+
+/// `str.splitlines`, with the line ends if `keep`.
+pub fn lines(text: &str, keep: bool) -> Vec<&str> {
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some(end) = rest.find(is_line_end) {
@@ -302,13 +309,13 @@ fn splitlines(text: &str, args: &[Value]) -> Result<Value, Error> {
         } else {
             rest[end..].chars().next().map_or(0, char::len_utf8)
         };
-        lines.push(Value::from(&rest[..if keep { end + ending } else { end }]));
+        lines.push(&rest[..if keep { end + ending } else { end }]);
         rest = &rest[end + ending..];
     }
     if !rest.is_empty() {
-        lines.push(Value::from(rest));
+        lines.push(rest);
     }
-    Ok(Value::from(lines))
+    lines
 }
 
 fn partition(text: &str, name: &str, args: &[Value]) -> Result<Value, Error> {

@@ -157,6 +157,104 @@ fn strings_have_pythons_methods() {
 }
 
 #[test]
+fn operators_are_those_of_python() {
+    check(&[
+        ("{{ '%s-%d' % ('a', 2) }}{{ '%s' % l }}{{ 7 % 3 }}{{ -7 % 3 }}{{ 7.5 % 2 }}", "a-2[3, 1, 2]121.5"),
+        ("{{ +1 }}{{ 2 - +1 }}{{ 1, 'a' }}{% set a, b = 1, 2 %}{{ b }}", "11(1, 'a')2"),
+        ("{% for x in 1, 2 %}{{ x }}{% endfor %}{{ [true] ~ n ~ {'a': none} }}", "12[True]None{'a': None}"),
+        ("{{ s[5:] }}{{ u[:2] }}{{ l[-2:] }}{{ (1, 2, 3)[::2] }}{{ 'abcd'[3:0:-2] }}", "é😀[1, 2](1, 3)db"),
+    ]);
+    refused(&[
+        "{{ +'a' }}",
+        "{{ 'a' % 1 }}",
+        "{{ 1 % 0 }}",
+        "{{ n[1:] }}",
+        "{{ undefd[1:] }}",
+        "{{ d[:1] }}",
+    ]);
+}
+
+#[test]
+fn markup_escapes_what_is_added_to_it() {
+    check(&[
+        ("{{ '<'|safe + '<' + d['items']|string }}", "<&lt;[2.0]"),
+        ("{{ '<' + '<'|safe }}{{ '<' + '<' }}{{ '<'|safe ~ '<' }}", "&lt;<<<<<"),
+        ("{{ '<'|e + '&' }}{{ '<'|e|e }}{{ '<'|e|forceescape }}", "&lt;&amp;&lt;&amp;lt;"),
+        (
+            "{{ '<a>'|safe|upper + '<' }}{{ [1]|e|length }}{{ l + l|safe|list }}",
+            "<A>&lt;3[3, 1, 2, '[', '3', ',', ' ', '1', ',', ' ', '2', ']']",
+        ),
+    ]);
+}
+
+#[test]
+fn text_is_laid_out_as_by_jinja() {
+    check(&[
+        (
+            "{{ '{\n'|indent(4, first=true) }}|{{ 'a\n\nb'|indent(2) }}|{{ 'a\nb'|indent('--', true) }}",
+            "    {\n|a\n\n  b|--a\n--b",
+        ),
+        (
+            "{{ 'a\n\nb'|indent(1, blank=true) }}|{{ 'ab'|center(6) }}|{{ 'a b, c-d'|wordcount }}",
+            "a\n \n b|  ab  |4",
+        ),
+        (
+            "{{ 'hello big world'|truncate(9) }}|{{ 'hello big world'|truncate(9, true) }}",
+            "hello...|hello ...",
+        ),
+    ]);
+}
+
+#[test]
+fn what_a_template_cannot_have_is_told_when_it_is_loaded() {
+    for (source, want) in [
+        ("\n{{ s|nothing }}", "line 2: the filter 'nothing' does not exist"),
+        ("{{ s|wordwrap(3) }}", "the filter 'wordwrap' is not supported"),
+        ("{{ s is nothing }}", "the test 'nothing' does not exist"),
+        ("{% macro m() %}{{ varargs }}{% endmacro %}", "varargs and kwargs of macros are not supported"),
+    ] {
+        let error = ChatTemplate::new(source, &BTreeMap::new()).unwrap_err();
+        assert_eq!(error.code, Code::Load);
+        assert!(error.message.contains(want), "{}", error.message);
+    }
+    check(&[("{% if n %}{{ s|from_json }}{% endif %}{{ s|nothing if n else 'a' }}", "a")]);
+}
+
+#[test]
+fn content_that_is_null_becomes_what_the_template_needs() {
+    let calls =
+        || json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
+    let messages = |content: Json| json!([{"role": "assistant", "content": content, "tool_calls": calls()}]);
+    let shows = "{% for t in m.tool_calls %}{{ t.function.arguments }}{% endfor %}";
+    let adding = format!("{{% for m in messages %}}{{{{ '<' + m.content + '>' }}}}{shows}{{% endfor %}}");
+    let asking = format!(
+        "{{% for m in messages %}}{{% if m.content is none %}}{shows}{{% else %}}{{{{ m.content + '' }}}}{{% endif %}}{{% endfor %}}"
+    );
+    for (source, content, want) in [
+        (&adding, json!(null), "<>{\"a\": 1}"),
+        (&adding, json!("x"), "<x>{\"a\": 1}"),
+        (&asking, json!(null), "{\"a\": 1}"),
+        (&asking, json!(""), "{\"a\": 1}"),
+        (&asking, json!("x"), "x"),
+    ] {
+        assert_eq!(render_with(source, messages(content), json!({})).as_deref(), Ok(want), "{source}");
+    }
+    let silent = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": null}]);
+    let adding = "{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}";
+    assert_eq!(render_with(adding, silent, json!({})).as_deref(), Ok("<q><>"));
+}
+
+#[test]
+fn integers_of_any_size_stay_whole() {
+    let big = "123456789012345678901234567890123456789012345678901234567890";
+    let wrapped = |digits: &str| json!({crate::integers::KEY: digits});
+    let kwargs = json!({"a": wrapped("18446744073709551616"), "b": [wrapped(big)]});
+    let source = "{{ a }} {{ a|tojson }} {{ b }} {{ b|tojson }} {{ b[0] is number }} {{ a + 1 }}";
+    let want = format!("18446744073709551616 18446744073709551616 [{big}] [{big}] True 18446744073709551617");
+    assert_eq!(render_with(source, json!([{"role": "user"}]), kwargs), Ok(want));
+}
+
+#[test]
 fn generators_are_used_up_and_always_true() {
     check(&[
         (

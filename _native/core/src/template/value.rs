@@ -9,6 +9,7 @@ use minijinja::value::{DynObject, Enumerator, Object, ObjectExt, ObjectRepr, Val
 use minijinja::{Error, State, Value};
 
 use super::{methods, repr};
+use crate::integers;
 
 /// Dicts larger than this get a hash index.
 const SCAN_LIMIT: usize = 12;
@@ -102,10 +103,45 @@ pub fn from_json(json: &serde_json::Value) -> Value {
         },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
-        serde_json::Value::Object(entries) => {
-            dict(entries.iter().map(|(key, item)| (Value::from(key.as_str()), from_json(item))).collect())
-        }
+        serde_json::Value::Object(entries) => match integers::wrapped(json) {
+            Some(digits) => integer(digits),
+            None => {
+                dict(entries.iter().map(|(key, item)| (Value::from(key.as_str()), from_json(item))).collect())
+            }
+        },
     }
+}
+
+/// An integer of any size.
+fn integer(digits: &str) -> Value {
+    match digits.parse::<i128>() {
+        Ok(number) => Value::from(number),
+        Err(_) => Value::from_object(Integer(digits.to_owned())),
+    }
+}
+
+/// An integer beyond what minijinja computes with: templates print it.
+#[derive(Debug)]
+struct Integer(String);
+
+impl Object for Integer {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Plain
+    }
+
+    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
+        let other = other.downcast_ref::<Self>()?;
+        (self.0 == other.0).then_some(Ordering::Equal)
+    }
+
+    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Whether a value is an object that stands for a number.
+pub fn is_number(value: &Value) -> bool {
+    value.downcast_object_ref::<Exponent>().is_some() || value.downcast_object_ref::<Integer>().is_some()
 }
 
 /// A float. One that Python prints with an exponent is an object that prints so wherever minijinja writes
@@ -155,6 +191,11 @@ pub struct Generator(Mutex<Vec<Value>>);
 impl Generator {
     pub fn value(items: Vec<Value>) -> Value {
         Value::from_object(Self(Mutex::new(items)))
+    }
+
+    /// The items that are left, without using them up.
+    pub fn peek(&self) -> Vec<Value> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

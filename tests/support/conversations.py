@@ -1,35 +1,14 @@
-"""Compares the core's chat templates with transformers' over many conversations.
+"""Conversations that chat templates are compared over."""
 
-    python compare_templates.py BINARY TEMPLATE_OR_FOLDER...
+from __future__ import annotations
 
-BINARY is the built example `render_templates`. A template is a `.jinja` file (a `.json` of the same stem
-may name its special tokens) or a folder with a tokenizer_config.json. Prints n/n for each and the first
-differences; exits 1 if there are any. A case that transformers refuses must be refused.
-"""
-
-import argparse
-import datetime
-import difflib
 import itertools
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import tokenizers
-import transformers
-from transformers.utils import chat_template_utils
-
-NOW = 1_720_267_200
+Message = dict[str, Any]
+Messages = list[Message]
+#: The arguments of apply_chat_template: messages, tools, kwargs, add_generation_prompt …
 Case = dict[str, Any]
-Messages = list[dict[str, Any]]
-
-
-class _Clock(datetime.datetime):
-    @classmethod
-    def now(cls, tz: datetime.tzinfo | None = None) -> "_Clock":
-        return cls.fromtimestamp(NOW)
 
 
 def tool(name: str, properties: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:
@@ -42,6 +21,7 @@ def tool(name: str, properties: dict[str, Any], required: list[str] | None = Non
     }
 
 
+#: Every kind of schema.
 TOOLS = [
     tool(
         "get_weather",
@@ -68,6 +48,20 @@ TOOLS = [
         [],
     ),
     tool("no_arguments", {}),
+]
+
+
+#: Tools as the older templates need them: each parameter with a plain type and a description.
+PLAIN_TOOLS = [
+    tool(
+        "get_weather",
+        {
+            "city": {"type": "string", "description": "Where."},
+            "days": {"type": "integer", "description": "How many 'days'."},
+        },
+        ["city"],
+    ),
+    tool("list_files", {"path": {"type": "string", "description": "A <path> & more."}}, ["path"]),
 ]
 
 
@@ -131,7 +125,7 @@ ARGUMENTS: list[Any] = [
 
 
 def conversations() -> list[Messages]:
-    """Conversations in the form transformers wants them: text content, arguments as dicts."""
+    """Conversations as clients send them, but for arguments, which are dicts here."""
     out: list[Messages] = []
     for text in TEXTS:
         out.append([user(text)])
@@ -231,6 +225,7 @@ def cases() -> list[Case]:
     for messages in conversations():
         for add, tools in itertools.product((True, False), (None, TOOLS)):
             out.append({"messages": messages, "tools": tools, "add_generation_prompt": add})
+        out.append({"messages": messages, "tools": PLAIN_TOOLS, "add_generation_prompt": True})
         for thinking in (True, False):
             kwargs = {"enable_thinking": thinking, "thinking": thinking}
             out.append({"messages": messages, "kwargs": kwargs, "add_generation_prompt": True})
@@ -247,6 +242,7 @@ def cases() -> list[Case]:
         {"bos_token": "[BOS]", "eos_token": "[EOS]"},
         {"keep_past_thinking": True, "preserve_thinking": True, "clear_thinking": False},
         {"enable_thinking": None},
+        {"functions": "[]", "datetime": "2024-07-06"},
         {"enable_thinking": "yes"},
     ):
         out.append({"messages": plain, "kwargs": kwargs, "add_generation_prompt": True})
@@ -254,138 +250,3 @@ def cases() -> list[Case]:
     out.append({"messages": plain, "documents": documents, "add_generation_prompt": True})
     out.append({"messages": plain, "documents": [], "tools": []})
     return out
-
-
-def load(path: Path) -> tuple[str, str, dict[str, str]]:
-    """Name, source and special tokens of a template."""
-    if path.is_dir():
-        config = json.loads((path / "tokenizer_config.json").read_text())
-        named = {key: value for key, value in config.items() if key.endswith("_token") and value}
-        tokens = {
-            key: value if isinstance(value, str) else value.get("content")
-            for key, value in named.items()
-            if value is not True
-        }
-        extra = path / "chat_template.jinja"
-        return path.name, extra.read_text() if extra.exists() else config["chat_template"], tokens
-    tokens = path.with_suffix(".json")
-    return (
-        path.stem,
-        path.read_text(),
-        json.loads(tokens.read_text()) if tokens.exists() else {"bos_token": "<s>", "eos_token": "</s>"},
-    )
-
-
-def served(case: Case, forms: dict[str, Any] | None) -> Case:
-    """The case as a server would hand it to transformers: the form of messages the template reads."""
-    if forms is None:
-        return case
-    messages = []
-    for message in case["messages"]:
-        message = dict(message)
-        role = message.get("role")
-        content = message.get("content")
-        form = forms[
-            {"system": "system", "developer": "system", "assistant": "assistant", "tool": "tool"}.get(
-                role, "user"
-            )
-        ]
-        if isinstance(content, list) and not form["parts"]:
-            message["content"] = " ".join(part["text"] for part in content)
-        if isinstance(content, str) and form["parts"] and not form["text"]:
-            message["content"] = [{"type": "text", "text": content}]
-        if role == "developer" and not forms["developer"]:
-            message["role"] = "system"
-        if not forms["arguments_as_dict"] and message.get("tool_calls"):
-            message["tool_calls"] = [
-                call
-                | {
-                    "function": call["function"]
-                    | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
-                }
-                for call in message["tool_calls"]
-            ]
-        messages.append(message)
-    return case | {"messages": messages}
-
-
-def expected(tokenizer: transformers.PreTrainedTokenizerFast, case: Case) -> str | Exception:
-    try:
-        text = tokenizer.apply_chat_template(
-            case["messages"],
-            tools=case.get("tools"),
-            documents=case.get("documents"),
-            add_generation_prompt=case.get("add_generation_prompt", False),
-            continue_final_message=case.get("continue_final_message", False),
-            tokenize=False,
-            **case.get("kwargs", {}),
-        )
-    except Exception as error:  # whatever transformers refuses with
-        return error
-    assert isinstance(text, str)
-    return text
-
-
-def compare(binary: str, path: Path, shown: int) -> tuple[int, int]:
-    name, source, tokens = load(path)
-    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens)
-    tokenizer.chat_template = source
-    todo = cases()
-    lines = [json.dumps(case | {"template": source, "special_tokens": tokens, "now": NOW}) for case in todo]
-    done = subprocess.run([binary], input="\n".join(lines), capture_output=True, text=True, check=True)
-    right = refused = 0
-    forms = None
-    for case, line in zip(todo, done.stdout.rstrip("\n").split("\n"), strict=True):
-        got = json.loads(line)
-        forms = got.get("forms")
-        want = expected(tokenizer, served(case, forms))
-        same = "error" in got if isinstance(want, Exception) else got.get("text") == want
-        right += same
-        refused += isinstance(want, Exception)
-        if not same and shown > 0:
-            shown -= 1
-            show(name, case, got, want)
-    print(f"{name}: {right}/{len(todo)} equal ({refused} refused by both or by transformers) {short(forms)}")
-    return right, len(todo)
-
-
-def short(forms: dict[str, Any] | None) -> str:
-    if forms is None:
-        return "not compiled"
-    roles = ("system", "user", "assistant", "tool")
-    text = " ".join(
-        f"{role}={'parts' if forms[role]['parts'] else ''}{'text' if forms[role]['text'] else ''}"
-        for role in roles
-    )
-    return f"{text} arguments={'dict' if forms['arguments_as_dict'] else 'text'}"
-
-
-def show(name: str, case: Case, got: Case, want: str | Exception) -> None:
-    print(f"--- {name}: {json.dumps(case, ensure_ascii=False)[:600]}")
-    if isinstance(want, Exception) or "error" in got:
-        print("  want:", repr(want)[:300])
-        print("  got: ", got.get("error", repr(got.get("text")))[:300])
-        return
-    for line in itertools.islice(difflib.ndiff(want.splitlines(True), got["text"].splitlines(True)), 4000):
-        if line[0] in "-+?":
-            print("  ", repr(line[:300]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("binary")
-    parser.add_argument("templates", nargs="+", type=Path)
-    parser.add_argument("--show", type=int, default=2, help="differences to show for each template")
-    options = parser.parse_args()
-    chat_template_utils.datetime = _Clock
-    pairs = [compare(options.binary, path, options.show) for path in options.templates]
-    right, total = (sum(column) for column in zip(*pairs, strict=True))
-    print(f"all: {right}/{total}")
-    sys.exit(right != total)
-
-
-if __name__ == "__main__":
-    main()
