@@ -7,19 +7,23 @@ from typing import Any
 from flask import Blueprint, Response
 
 from wsgi_router.api.answers import json_response
+from wsgi_router.api.describe import MODEL, describe
 from wsgi_router.api.services import current
+from wsgi_router.schema.answers import Model, ModelList
 from wsgi_router.workers.worker import ModelCard
 
 blueprint = Blueprint("models", __name__)
 
 
 @blueprint.get("/v1/models")
+@describe(ModelList, "What the workers serve")
 def list_models() -> Response:
     cards = current().pool.models()
     return json_response({"object": "list", "data": [_model(card) for card in cards]})
 
 
 @blueprint.get("/v1/models/<path:model>")
+@describe(Model, "One model; its name may have slashes", errors=MODEL)
 def one_model(model: str) -> Response:
     return json_response(_model(current().pool.resolve_model(model)))
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object, unsupported
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_prompts
-from wsgi_router.schema.sampling import Streamed, check_sampling, check_stream
+from wsgi_router.schema.prompts import PROMPTS, Prompt, check_batch, prompt_paths, read_prompts
+from wsgi_router.schema.sampling import Streamed, TokenCountOrNone, check_sampling, check_stream
 
 MAX_LOGPROBS: Final = 5
 
@@ -18,9 +19,10 @@ class CompletionRequest(Streamed, kw_only=True):
     """A checked completion request. A null is the same as an absent field."""
 
     model: str
-    prompt: Any
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPTS)]
+    max_tokens: TokenCountOrNone | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
 
     # Filled by parse_completion.
     prompts: list[Prompt] = msgspec.field(default_factory=list)
@@ -55,7 +57,7 @@ FIELDS: Final = Fields(
     Inert,
     NOT_SUPPORTED,
     filled=("prompts", "paths", "unknown"),
-    special=("best_of",),
+    special={"best_of": int | None},
 )
 
 
@@ -70,11 +72,9 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
     request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
     request.paths = prompt_paths("prompt", request.prompts, listed)
     FIELDS.check(value)
-    check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
+    check_sampling(request, max_choices)
     check_stream(request)
     _check_best_of(value.get("best_of"), request.choices)
-    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-        raise bad("logprobs", f"'logprobs' must be between 0 and {MAX_LOGPROBS}.")
     check_batch("n", request.prompts, request.choices, max_batch)
     request.unknown = FIELDS.unknown(value)
     return request
