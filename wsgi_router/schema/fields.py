@@ -48,8 +48,9 @@ class Fields(Generic[T]):
 
     def types(self) -> dict[str, msgspec.structs.FieldInfo]:
         """The honoured and the inert fields by the names that clients use."""
+        taken = self.honoured | self.inert
         all_fields = (*msgspec.structs.fields(self._request), *msgspec.structs.fields(self._inert))
-        return {field.encode_name: field for field in all_fields if field.encode_name in self.known}
+        return {field.encode_name: field for field in all_fields if field.encode_name in taken}
 
     def convert(self, value: Mapping[str, Any]) -> T:
         """The honoured fields of `value`, typed. Raises InvalidRequestError."""
