@@ -1,6 +1,6 @@
 """Thousands of requests of all kinds against two processes of gunicorn: no internal error, no hang, no leak.
 
-SOAK_REQUESTS says how many (`make soak`: 20,000). They are the same at every run, unless SOAK_SEED is a number,
+SOAK_REQUESTS says how many (`make soak`: 20,000). They are the same each time, unless SOAK_SEED is a number
 or "random"; a failure says which seed it was, and what was sent.
 """
 
