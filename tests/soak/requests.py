@@ -16,6 +16,7 @@ from tests.support.openapi import described
 
 GENERATING: Final = "qwen3-sim"
 EMBEDDING: Final = "embed-sim"
+ADMIN_KEY: Final = "root"
 FAULTS: Final = (
     *("break-midway", "abort-first", "abort-midway", "speak-garbage", "end-early"),
     *("refuse-input", "out-of-memory"),
@@ -237,7 +238,7 @@ ODD = st.sampled_from(
     ]
 )
 METHODS = st.sampled_from(
-    ["POST"] * 12 + ["GET", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "TRACE", "QUX"]
+    ["POST"] * 50 + ["GET", "PUT", "DELETE", "HEAD", "PATCH", "OPTIONS", "TRACE", "QUX"]
 )
 OTHER_PATHS = st.sampled_from(
     [
@@ -319,7 +320,9 @@ def elsewhere(draw: st.DrawFn) -> Sent:
     """Another route, or none."""
     path = draw(OTHER_PATHS)
     method = draw(METHODS | st.just("GET"))
-    return Sent(method, path, draw(st.binary(max_size=20)), odd=path == "*", leaves_after=draw(LEAVING))
+    headers = draw(st.sampled_from([(), ((b"Authorization", b"Bearer " + ADMIN_KEY.encode()),)]))
+    body = draw(st.binary(max_size=20))
+    return Sent(method, path, body, headers, odd=path == "*", leaves_after=draw(LEAVING))
 
 
 REQUESTS = st.one_of(plain(), plain(), plain(), plain(), plain(), slow(), odd(), elsewhere())

@@ -26,7 +26,7 @@ from schemathesis import GenerationMode
 
 from tests.live import script
 from tests.soak import client
-from tests.soak.requests import EMBEDDING, GENERATING, REQUESTS, Sent
+from tests.soak.requests import ADMIN_KEY, EMBEDDING, GENERATING, REQUESTS, Sent
 from tests.soak.watched import PATH
 from tests.support.openapi import described
 from tests.support.processes import QWEN3, Router, Worker, wait_until
@@ -135,7 +135,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             embedder.url,
             processes=PROCESSES,
             flags=("tests.soak.watched:application",),
-            admin_key="root",
+            admin_key=ADMIN_KEY,
             log_level="warning",
         ) as router,
     ):
@@ -180,7 +180,9 @@ def test_our_own_requests(bench: Bench) -> None:
     def answered(batch: list[Sent]) -> None:
         bench.each(bench.send, batch)
 
+    before = bench.seen.total()
     answered()
+    assert bench.seen.total() - before >= REQUESTS_IN_ALL * 3 // 4 - TOGETHER
 
 
 def of_our_models(document: dict[str, Any]) -> dict[str, Any]:
@@ -227,8 +229,10 @@ def test_requests_made_from_the_description(bench: Bench) -> None:
         bench.send(Sent(request.method, path, body, headers))
 
     @property_of(REQUESTS_IN_ALL // 4)
-    @given(st.lists(cases(), min_size=TOGETHER // 2, max_size=TOGETHER // 2))
+    @given(st.lists(cases(), min_size=TOGETHER, max_size=TOGETHER))
     def answered(batch: list[Any]) -> None:
         bench.each(send, batch)
 
+    before = bench.seen.total()
     answered()
+    assert bench.seen.total() - before >= REQUESTS_IN_ALL // 4 - TOGETHER
