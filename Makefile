@@ -10,7 +10,7 @@ NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -nam
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help tools run build models test test-python test-rust check format header lock bench oracles clean
+.PHONY: help tools run build models test test-python test-rust soak check format header lock bench oracles clean
 
 help: ## lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +32,10 @@ test-rust:
 test-python:
 	$(BIN)/python -m pytest bench -q
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# SOAK_SEED=4711 sends the requests of that seed again.
+soak: tools models .cache/built .cache/dev ## 20,000 random requests against a real server: no internal error, no hang, no leak
+	SOAK_REQUESTS=$${SOAK_REQUESTS:-20000} SOAK_SEED=$${SOAK_SEED:-random} $(BIN)/python -m pytest tests/soak -s
 
 check: tools .cache/built .cache/dev ## format, lint, types, clippy, layers, header
 	$(BIN)/ruff format --check .

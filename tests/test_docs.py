@@ -69,7 +69,7 @@ def test_the_readme_names_every_route() -> None:
     assert len(routes) > 5
     table = README.partition("## What works")[2].partition("\n## ")[0]
     named = {
-        path.replace("{model}", "{id}") for word in words(table) for path in re.findall(r"/[\w/{}]+", word)
+        path.replace("{model}", "{id}") for word in words(table) for path in re.findall(r"/[\w/{}.]+", word)
     }
     missing = {re.sub(r"\{\w+\}", "{id}", route) for route in routes} - named
     assert not missing

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from wsgi_router import errors
+from wsgi_router.api.admin import NotFlushedError
 
 
 def subclasses(kind: type[errors.RouterError]) -> set[type[errors.RouterError]]:
@@ -85,3 +86,12 @@ def test_any_text_makes_a_valid_body(text: str) -> None:
     assert body.isascii()
     assert len(body) < 60_000
     json.loads(body)["error"]["message"].encode("utf-8")
+
+
+def test_every_429_and_503_says_when_to_come_back() -> None:
+    """Those of the routes, too, such as a cache that is not flushed."""
+    asked = [kind for kind in subclasses(errors.RouterError) if kind.status in (429, 503)]
+    assert NotFlushedError in asked
+    for kind in asked:
+        error = kind.__new__(kind)
+        assert int(error.headers()["Retry-After"]) > 0

@@ -65,8 +65,11 @@ class RouterError(Exception):
     def headers(self) -> dict[str, str]:
         """Headers that go with the answer besides its content type."""
         headers: dict[str, str] = {}
-        if self.retry_after is not None:
-            headers["Retry-After"] = str(self.retry_after)
+        after = self.retry_after
+        if after is None and self.status in (429, 503):  # whoever is told to come back is told when
+            after = RETRY_AFTER_SECONDS
+        if after is not None:
+            headers["Retry-After"] = str(after)
         if not self.retryable and (self.status in _SDK_RETRIES or self.status >= 500):
             headers["x-should-retry"] = "false"
         return headers

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from wsgi_router import native, reading, runtime
-from wsgi_router.errors import ContextLengthError
+from wsgi_router.errors import ContextLengthError, InvalidRequestError
 from wsgi_router.schema import (
     ChatRequest,
     CompletionRequest,
@@ -164,7 +164,10 @@ def prepare_generate(
         "top_logprobs_num": logprobs or 0,
         "logprob_start_len": -1 if request.logprob_start_len is None else request.logprob_start_len,
     }
-    prepared = _prepare_prompts(job, request.prompts, request.paths, GENERATE_TOKENS, tokenizer, settings)
+    try:
+        prepared = _prepare_prompts(job, request.prompts, request.paths, GENERATE_TOKENS, tokenizer, settings)
+    except InvalidRequestError as error:
+        raise _by_generates_names(error) from None
     options = {
         **_answer_options(asked, card, 0, bool(request.stream)),
         "id": request.label or secrets.token_hex(16),
@@ -182,6 +185,14 @@ def prepare_generate(
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
     )
+
+
+def _by_generates_names(error: InvalidRequestError) -> InvalidRequestError:
+    """An error about a sampling parameter, whose name is another in SGLang's own requests."""
+    if error.param != "min_tokens":
+        return error
+    message = error.message.replace("'min_tokens'", "'min_new_tokens'")
+    return InvalidRequestError(message, param="sampling_params.min_new_tokens", code=error.code)
 
 
 def _prepare_prompts(

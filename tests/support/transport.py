@@ -53,6 +53,7 @@ Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
 class FakeTransport:
     """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL.
 
+    `asked`: methods of unary calls but for GetModelInfo, which the pool itself asks.
     `unary_answers`: by method, a message, a failure, or what makes one of the request (and the worker's URL).
     """
 
@@ -64,6 +65,7 @@ class FakeTransport:
         self.aborted: list[tuple[str, str]] = []
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
+        self.asked: list[str] = []
         self.unary_answers: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
         self.on_unary: Callable[[], object] | None = None
@@ -83,6 +85,7 @@ class FakeTransport:
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
         if method != "GetModelInfo":
+            self.asked.append(method)
             return self._answer(worker, method, request)
         self.probes.append(worker.url)
         if self.on_unary is not None:

@@ -11,11 +11,12 @@ from wsgi_router.api import (
     info,
     metrics,
     models,
+    openapi,
     tokenize,
 )
 
 
 def blueprints() -> list[Blueprint]:
     """All routes of the router."""
-    modules = (chat, completions, embeddings, tokenize, models, health, info, admin, metrics)
+    modules = (chat, completions, embeddings, tokenize, models, health, info, admin, metrics, openapi)
     return [module.blueprint for module in modules]

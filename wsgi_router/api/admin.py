@@ -9,10 +9,12 @@ from flask import Blueprint, Response, request
 
 from wsgi_router import auth
 from wsgi_router.api.answers import error_response, json_response
+from wsgi_router.api.describe import QUERY, Query, describe
 from wsgi_router.api.fanout import read, results
 from wsgi_router.api.services import current
 from wsgi_router.errors import InvalidRequestError, RouterError
 from wsgi_router.pb import common_pb2
+from wsgi_router.schema.answers import WorkerResults
 
 blueprint = Blueprint("admin", __name__)
 
@@ -28,6 +30,19 @@ class NotFlushedError(RouterError):
 
 
 @blueprint.post("/flush_cache")
+@describe(
+    WorkerResults,
+    "Every worker forgets its prefix cache",
+    errors=(*QUERY, NotFlushedError),
+    query=(
+        Query(
+            "timeout",
+            {"type": "number", "minimum": 0, "maximum": _LONGEST_WAIT},
+            "Seconds to wait until a worker is idle.",
+        ),
+    ),
+    admin=True,
+)
 def flush_cache() -> Response:
     """Every worker forgets its prefix cache. `timeout` in the query: seconds to wait until it is idle."""
     services = current()

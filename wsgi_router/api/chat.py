@@ -6,13 +6,22 @@ from flask import Blueprint, Response, g, request
 
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body
+from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.generation import generate
 from wsgi_router.api.services import current
+from wsgi_router.schema.answers import ChatCompletion, ChatCompletionChunk
 
 blueprint = Blueprint("chat", __name__)
 
 
 @blueprint.post("/v1/chat/completions")
+@describe(
+    ChatCompletion,
+    "A chat completion",
+    request="ChatRequest",
+    errors=GENERATION,
+    event=ChatCompletionChunk,
+)
 def chat_completions() -> Response:
     services = current()
     record: observability.RequestRecord = g.record

@@ -6,13 +6,22 @@ from flask import Blueprint, Response, g, request
 
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body
+from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.generation import generate
 from wsgi_router.api.services import current
+from wsgi_router.schema.answers import Generated, TextCompletion
 
 blueprint = Blueprint("completions", __name__)
 
 
 @blueprint.post("/v1/completions")
+@describe(
+    TextCompletion,
+    "A text completion",
+    request="CompletionRequest",
+    errors=GENERATION,
+    event=TextCompletion,
+)
 def completions() -> Response:
     services = current()
     settings = services.settings
@@ -29,6 +38,14 @@ def completions() -> Response:
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
+@describe(
+    Generated,
+    "SGLang's own generation",
+    request="GenerateRequest",
+    errors=GENERATION,
+    event=Generated,
+    may_be_list=True,
+)
 def generate_natively() -> Response:
     """SGLang's own route; its clients use PUT too."""
     services = current()

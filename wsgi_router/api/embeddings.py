@@ -16,16 +16,19 @@ from google.protobuf.message import DecodeError
 from wsgi_router import native, observability, runtime, schema
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.body import read_body
+from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.generation import warn
 from wsgi_router.api.services import Services, current
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.schema.answers import EmbeddingList
 from wsgi_router.workers.worker import ModelCard
 
 blueprint = Blueprint("embeddings", __name__)
 
 
 @blueprint.post("/v1/embeddings")
+@describe(EmbeddingList, "Embeddings", request="EmbeddingRequest", errors=GENERATION)
 def embeddings() -> Response:
     services = current()
     record: observability.RequestRecord = g.record

@@ -7,11 +7,13 @@ from typing import Final
 from flask import Blueprint, Response, request
 
 from wsgi_router.api.answers import json_response
+from wsgi_router.api.describe import WORKER, describe
 from wsgi_router.api.services import Services, current
-from wsgi_router.errors import DrainingError, NoWorkerError
+from wsgi_router.errors import DrainingError, NoTokenizerError, NoWorkerError
 from wsgi_router.observability import request_id
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.runtime import ClientWatch, drain
+from wsgi_router.schema.answers import Status
 from wsgi_router.workers.transport import GenerateJob
 
 blueprint = Blueprint("health", __name__)
@@ -19,11 +21,13 @@ blueprint = Blueprint("health", __name__)
 
 @blueprint.get("/health")
 @blueprint.get("/liveness")
+@describe(Status, "Whether the process answers")
 def alive() -> Response:
     return json_response({"status": "ok"})
 
 
 @blueprint.get("/readiness")
+@describe(Status, "Whether requests can be served", errors=(NoWorkerError, DrainingError, NoTokenizerError))
 def readiness() -> Response:
     services = current()
     if drain.begun:
@@ -35,6 +39,7 @@ def readiness() -> Response:
 
 
 @blueprint.get("/health_generate")
+@describe(Status, "One token, or one vector, through a worker", errors=WORKER)
 def health_generate() -> Response:
     """One token, or one vector, through a worker, within HEALTH_TIMEOUT."""
     services = current()

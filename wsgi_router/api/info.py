@@ -8,15 +8,18 @@ from typing import Any, Final
 from flask import Blueprint, Response, request
 
 from wsgi_router.api.answers import error_response, json_response
+from wsgi_router.api.describe import QUERY, WORKER, Query, describe
 from wsgi_router.api.fanout import plain, plain_struct, read, results
 from wsgi_router.api.services import current
 from wsgi_router.errors import InvalidRequestError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.schema.answers import ModelInfo, ServerInfo, WorkerResults
 
 blueprint = Blueprint("info", __name__)
 
 
 @blueprint.get("/get_model_info")
+@describe(ModelInfo, "The model", errors=(NoWorkerError,))
 def model_info() -> Response:
     card = current().pool.default_model()
     return json_response(
@@ -43,6 +46,7 @@ _PARTS: Final = frozenset({"core", "memory", "spec", "lora", "disagg", "queues",
 
 
 @blueprint.get("/get_server_info")
+@describe(ServerInfo, "Start options and scheduler state of one worker", errors=WORKER)
 def server_info() -> Response:
     """One worker's start options and scheduler state, in SGLang's flat form."""
     services = current()
@@ -53,11 +57,23 @@ def server_info() -> Response:
     shown: dict[str, Any] = {name: value for name, value in options.items() if not _SECRET.search(name)}
     shown |= plain_struct(info.scheduler_info)
     fields = plain(info)
-    del fields["server_args"], fields["scheduler_info"]
+    for name in ("server_args", "scheduler_info"):  # absent where the worker sent none
+        fields.pop(name, None)
     return json_response({**shown, **fields, "version": info.sglang_version})
 
 
 @blueprint.get("/get_loads")
+@describe(
+    WorkerResults,
+    "Queues and cache use of every worker",
+    errors=(*QUERY, NoWorkerError),
+    query=(
+        Query(
+            "include", {"type": "string"}, f"Parts, with commas between them: {', '.join(sorted(_PARTS))}."
+        ),
+        Query("dp_rank", {"type": "integer", "minimum": 0, "maximum": 10**9 - 1}, "One rank alone."),
+    ),
+)
 def loads() -> Response:
     """Queues and cache use of every worker. Query: `include`, parts with commas; `dp_rank`."""
     services = current()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Response
 
 from wsgi_router import observability
+from wsgi_router.api.describe import ABSENT, describe
 from wsgi_router.api.services import current
 from wsgi_router.errors import NotFoundError
 
@@ -12,6 +13,7 @@ blueprint = Blueprint("metrics", __name__)
 
 
 @blueprint.get("/metrics")
+@describe(None, "Metrics for Prometheus", answer_type="text/plain", errors=ABSENT)
 def show() -> Response:
     services = current()
     if not services.settings.metrics:

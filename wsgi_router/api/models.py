@@ -7,14 +7,17 @@ from typing import Any
 from flask import Blueprint, Response
 
 from wsgi_router.api.answers import json_response
+from wsgi_router.api.describe import MODEL, describe
 from wsgi_router.api.services import current
 from wsgi_router.errors import ModelNotFoundError
+from wsgi_router.schema.answers import Model, ModelList
 from wsgi_router.workers.worker import ModelCard
 
 blueprint = Blueprint("models", __name__)
 
 
 @blueprint.get("/v1/models")
+@describe(ModelList, "What the workers serve")
 def list_models() -> Response:
     services = current()
     models: list[dict[str, Any]] = []
@@ -26,6 +29,7 @@ def list_models() -> Response:
 
 
 @blueprint.get("/v1/models/<path:model>")
+@describe(Model, "One model; its name may have slashes", errors=MODEL)
 def one_model(model: str) -> Response:
     services = current()
     card, name = services.pool.split_model(model)

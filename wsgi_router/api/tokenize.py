@@ -10,9 +10,11 @@ from flask import Blueprint, Response, g, request
 from wsgi_router import native, preprocess, schema
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.body import read_body
+from wsgi_router.api.describe import BODY, MODEL, TOKENS, describe
 from wsgi_router.api.generation import warn
 from wsgi_router.api.services import Services, current
 from wsgi_router.errors import BodyTooLargeError, InvalidRequestError
+from wsgi_router.schema.answers import Detokenized, Tokenized
 from wsgi_router.workers.worker import ModelCard
 
 blueprint = Blueprint("tokenize", __name__)
@@ -22,6 +24,7 @@ MAX_TEXT: Final = 16 << 20
 
 
 @blueprint.post("/v1/tokenize")
+@describe(Tokenized, "Token ids of texts", request="TokenizeRequest", errors=(*BODY, *MODEL, *TOKENS))
 def tokenize() -> Response:
     services = current()
     asked = schema.parse_tokenize(read_body(request.environ, services.settings))
@@ -61,6 +64,7 @@ def _chat_ids(asked: schema.TokenizeRequest, card: ModelCard, services: Services
 
 
 @blueprint.post("/v1/detokenize")
+@describe(Detokenized, "Text of token ids", request="DetokenizeRequest", errors=(*BODY, *MODEL, *TOKENS))
 def detokenize() -> Response:
     services = current()
     asked = schema.parse_detokenize(read_body(request.environ, services.settings))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object, only
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.messages import Message, check_count, check_messages, for_template
+from wsgi_router.schema.messages import MAX_MESSAGES, Message, check_count, check_messages, for_template
 from wsgi_router.schema.output import PLAIN, Output, take_output
-from wsgi_router.schema.sampling import CONSTRAINTS, Streamed, check_sampling, check_stream
+from wsgi_router.schema.sampling import CONSTRAINTS, Streamed, TokenCount, check_sampling, check_stream
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -18,9 +19,9 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class ChatRequest(Streamed, kw_only=True):
     """A checked chat request. A null is the same as an absent field."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
     model: str
-    max_completion_tokens: int | None = None
+    max_completion_tokens: TokenCount | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object, only, unsupported
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.formats import parse_format
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_adapters, read_prompts
-from wsgi_router.schema.sampling import CONSTRAINTS, Streamed, check_sampling, check_stream
+from wsgi_router.schema.formats import FormatFields, parse_format
+from wsgi_router.schema.prompts import (
+    PROMPTS,
+    Prompt,
+    check_batch,
+    prompt_paths,
+    read_adapters,
+    read_prompts,
+)
+from wsgi_router.schema.sampling import (
+    CONSTRAINTS,
+    Streamed,
+    TokenCountOrNone,
+    check_sampling,
+    check_stream,
+)
 
 MAX_LOGPROBS: Final = 5
 
@@ -19,9 +33,10 @@ class CompletionRequest(Streamed, kw_only=True):
     """A checked completion request. A null is the same as an absent field."""
 
     model: str
-    prompt: Any
+    prompt: Annotated[Any, Meta(extra_json_schema=PROMPTS)]
+    max_tokens: TokenCountOrNone | None = None
     echo: bool | None = None
-    logprobs: int | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     lora_path: str | list[str | None] | None = None
 
     # Filled by parse_completion.
@@ -50,13 +65,17 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
     "prompt_logprobs": (),
     "prompt_embeds": (),
 }
-_FORMATS: Final = ("response_format", "structural_tag")
+_FORMATS: Final[dict[str, Any]] = {
+    field.name: field.type
+    for field in msgspec.structs.fields(FormatFields)
+    if field.name in ("response_format", "structural_tag")
+}
 FIELDS: Final = Fields(
     CompletionRequest,
     Inert,
     NOT_SUPPORTED,
     filled=("prompts", "paths", "adapters", "unknown", "structural_tag"),
-    special=("best_of", *_FORMATS),
+    special={"best_of": int | None, **_FORMATS},
 )
 
 
@@ -73,11 +92,9 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
     request.adapters = read_adapters(request.lora_path, len(request.prompts))
     FIELDS.check(value)
     _take_format(request, value)
-    check_sampling(request, max_choices, may_be_zero="max_tokens")  # to score the prompt alone
+    check_sampling(request, max_choices)
     check_stream(request)
     _check_best_of(value.get("best_of"), request.choices)
-    if request.logprobs is not None and not 0 <= request.logprobs <= MAX_LOGPROBS:
-        raise bad("logprobs", f"'logprobs' must be between 0 and {MAX_LOGPROBS}.")
     check_batch("n", request.prompts, request.choices, max_batch)
     request.unknown = FIELDS.unknown(value)
     return request

@@ -6,13 +6,15 @@ UTF-8, lone surrogates and nesting past the recursion limit. Of a key that comes
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 import msgspec
+from msgspec import inspect
 
-from wsgi_router.errors import InvalidRequestError
+from wsgi_router.errors import InvalidRequestError, shown
 
 T = TypeVar("T")
 
@@ -55,12 +57,12 @@ def convert(value: object, kind: type[T], at: str = "") -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        _refuse(str(error), at)
+        _refuse(str(error), at, value, kind)
     except RecursionError:
         raise InvalidRequestError("The request body is nested too deeply.", code="invalid_json") from None
 
 
-def _refuse(text: str, at: str) -> NoReturn:
+def _refuse(text: str, at: str, value: object, kind: object) -> NoReturn:
     """Raises for msgspec's text, such as "Expected `int`, got `str` - at `$.stop[1]`"."""
     match = _AT.search(text, max(len(text) - _AT_CHARS, 0))
     path = match["path"].removesuffix("[...]") if match else ""
@@ -72,10 +74,50 @@ def _refuse(text: str, at: str) -> NoReturn:
         raise InvalidRequestError(
             f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
         )
+    if _OUT_OF_RANGE.match(reason) and isinstance(value, Mapping) and path in value:
+        allowed = bounds(kind).get(path)
+        if allowed is not None:
+            raise bad(at + path, f"'{at}{path}' must be {allowed}, not {shown(value[path])}.")
     path = at + path
     where = f" for '{path}'" if path else ""
-    code = "invalid_type" if reason.startswith("Expected") else "invalid_value"
+    code = "invalid_type" if _WRONG_TYPE.match(reason) else "invalid_value"
     raise InvalidRequestError(f"Invalid value{where}: {_plain(reason)}.", param=path, code=code)
+
+
+_WRONG_TYPE: Final = re.compile(r"Expected `[^`]+`, got ")
+_OUT_OF_RANGE: Final = re.compile(r"Expected `(?:int|float)` [<>]")
+
+
+class Bounds(NamedTuple):
+    """What a number may be: from `low`, which may be excluded itself, to `high`."""
+
+    low: float
+    high: float
+    low_excluded: bool
+
+    def __contains__(self, number: object) -> bool:
+        if not isinstance(number, (int, float)):
+            return False
+        return self.low <= number <= self.high and not (self.low_excluded and number == self.low)
+
+    def __str__(self) -> str:
+        return f"{'greater than' if self.low_excluded else 'at least'} {self.low} and at most {self.high}"
+
+
+@functools.cache
+def bounds(kind: Any) -> dict[str, Bounds]:
+    """By the names that clients use: the bounds of a struct's fields that are numbers with a Meta of two."""
+    found: dict[str, Bounds] = {}
+    info = inspect.type_info(kind)
+    for field in info.fields if isinstance(info, inspect.StructType) else ():
+        types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        for kind_or_more in types:
+            number = kind_or_more.type if isinstance(kind_or_more, inspect.Metadata) else kind_or_more
+            if isinstance(number, (inspect.IntType, inspect.FloatType)) and number.le is not None:
+                low = number.ge if number.gt is None else number.gt
+                assert low is not None, f"{kind}.{field.name} has an upper bound alone"
+                found[field.encode_name] = Bounds(low, number.le, number.gt is not None)
+    return found
 
 
 def _plain(reason: str) -> str:

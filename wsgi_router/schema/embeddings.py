@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, decode_object
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import MAX_INPUTS, Prompt, prompt_paths, read_prompts
+from wsgi_router.schema.prompts import MAX_INPUTS, PROMPTS, Prompt, prompt_paths, read_prompts
 from wsgi_router.schema.sampling import MAX_INT32
 
 
@@ -16,9 +17,9 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     """A checked request. A null is the same as an absent field."""
 
     model: str
-    input: Any
+    input: Annotated[Any, Meta(extra_json_schema=PROMPTS)]
     encoding_format: Literal["float", "base64"] | None = None
-    dimensions: int | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32)] | None = None
     rid: str | None = None
 
     # Filled by parse_embedding.
@@ -51,7 +52,5 @@ def parse_embedding(body: bytes) -> EmbeddingRequest:
     for text, path in zip(request.inputs, request.paths, strict=True):
         if text == "":
             raise bad(path, f"'{path}' must not be empty.")
-    if request.dimensions is not None and not 1 <= request.dimensions <= MAX_INT32:
-        raise bad("dimensions", "'dimensions' must be at least 1.")
     request.unknown = FIELDS.unknown(value)
     return request

@@ -8,6 +8,7 @@ are unknown; they are accepted and named in the header X-Router-Warning.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -24,7 +25,7 @@ class Fields(Generic[T]):
     """What a route, or an object in its body at `at` ("sampling_params."), takes.
 
     `not_supported`: name to the values (null besides) that ask for nothing. `filled`: fields of the type that
-    the parser fills and clients cannot. `special`: names that the parser itself looks at.
+    the parser fills and clients cannot. `special`: names that the parser itself looks at, with their types.
     """
 
     def __init__(
@@ -34,15 +35,22 @@ class Fields(Generic[T]):
         not_supported: Mapping[str, tuple[Any, ...]],
         filled: Collection[str] = (),
         at: str = "",
-        special: Collection[str] = (),
+        special: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.not_supported = not_supported
         self.honoured = frozenset(request.__struct_encode_fields__) - set(filled) - not_supported.keys()
         self.inert = frozenset(inert.__struct_encode_fields__)
-        self.known = self.honoured | self.inert | not_supported.keys() | set(special)
+        self.known = self.honoured | self.inert | not_supported.keys() | special.keys()
+        self.special = special
         self._request = request
         self._inert = inert
         self._at = at
+
+    def types(self) -> dict[str, msgspec.structs.FieldInfo]:
+        """The honoured and the inert fields by the names that clients use."""
+        taken = self.honoured | self.inert
+        all_fields = (*msgspec.structs.fields(self._request), *msgspec.structs.fields(self._inert))
+        return {field.encode_name: field for field in all_fields if field.encode_name in taken}
 
     def convert(self, value: Mapping[str, Any]) -> T:
         """The honoured fields of `value`, typed. Raises InvalidRequestError."""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any, Final, Literal
 
 import msgspec
 
 from wsgi_router.schema.decode import bad, check_depth, convert
-from wsgi_router.schema.tools import check_schema
+from wsgi_router.schema.sampling import NonEmpty
+from wsgi_router.schema.tools import Name, check_schema, is_name
 
 Kind = Literal["text", "json_schema", "structural_tag", "regex", "ebnf"]
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
 _ANY_OBJECT: Final[dict[str, Any]] = {"type": "object"}
 
 
@@ -32,7 +31,7 @@ TEXT: Final = AnswerFormat()
 
 
 class _JsonSchema(msgspec.Struct):
-    name: str
+    name: Name
     description: str | None = None
     schema: dict[str, Any] | None = None
     strict: bool | None = None
@@ -48,34 +47,44 @@ class _TagFormat(msgspec.Struct):
     type: str
 
 
-class _ResponseFormat(msgspec.Struct):
-    type: str
-    json_schema: _JsonSchema | None = None
+class _StructuralTag(msgspec.Struct, kw_only=True):
+    """SGLang's own samplers take a tag without its type."""
+
+    type: str = "structural_tag"
     format: _TagFormat | None = None
     structures: list[_Structure] | None = None
     triggers: list[str] | None = None
 
 
-class _Fields(msgspec.Struct):
+class _ResponseFormat(_StructuralTag, kw_only=True):
+    type: str
+    json_schema: _JsonSchema | None = None
+
+
+class FormatFields(msgspec.Struct):
+    """The fields that are read here."""
+
     response_format: _ResponseFormat | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    structural_tag: _ResponseFormat | None = None
+    regex: NonEmpty | None = None
+    ebnf: NonEmpty | None = None
+    structural_tag: str | _StructuralTag | None = None
 
 
 def parse_format(value: dict[str, Any]) -> AnswerFormat:
     """The constraint that a request body asks for; at most one. Raises InvalidRequestError."""
-    given = {name: value[name] for name in _Fields.__struct_fields__ if value.get(name) is not None}
+    given = {name: value[name] for name in FormatFields.__struct_fields__ if value.get(name) is not None}
     if isinstance(given.get("structural_tag"), str):
         given["structural_tag"] = _tag_text(given["structural_tag"])
     for name in ("response_format", "structural_tag"):
         check_depth(name, given.get(name))
-    fields = convert(_typed(given), _Fields)
+    fields = convert(given, FormatFields)
+    tag = fields.structural_tag
+    assert not isinstance(tag, str)
     found = [
         form
         for form in (
             _response_format(fields.response_format, given.get("response_format")),
-            _structural_tag(fields.structural_tag, given.get("structural_tag"), "structural_tag"),
+            _structural_tag(tag, given.get("structural_tag"), "structural_tag"),
             _text("regex", fields.regex),
             _text("ebnf", fields.ebnf),
         )
@@ -87,25 +96,20 @@ def parse_format(value: dict[str, Any]) -> AnswerFormat:
     return found[0] if found else TEXT
 
 
-def _typed(given: dict[str, Any]) -> dict[str, Any]:
-    """SGLang's own samplers take a tag without its type."""
-    tag = given.get("structural_tag")
-    return {**given, "structural_tag": {"type": "structural_tag", **tag}} if isinstance(tag, dict) else given
-
-
 def _tag_text(text: str) -> Any:
     """The field may be JSON text, as it is for SGLang's native endpoint."""
     try:
-        return msgspec.json.decode(text)
+        tag = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         raise bad("structural_tag", "'structural_tag' is no valid JSON.") from None
+    if not isinstance(tag, dict):
+        raise bad("structural_tag", "'structural_tag' must be an object, or its JSON text.", "invalid_type")
+    return tag
 
 
 def _text(field: Literal["regex", "ebnf"], text: str | None) -> AnswerFormat | None:
     if text is None:
         return None
-    if not text:
-        raise bad(field, f"'{field}' must not be empty.")
     return AnswerFormat(field, text, field)
 
 
@@ -128,14 +132,14 @@ def _json_schema(form: _JsonSchema | None) -> AnswerFormat:
     path = "response_format.json_schema"
     if form is None:
         raise bad(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
-    if not _NAME.match(form.name):
+    if not is_name(form.name):
         raise bad(f"{path}.name", "The name is 1 to 64 of the characters a-z, A-Z, 0-9, _ and -.")
     schema = _ANY_OBJECT if form.schema is None else form.schema
     check_schema(schema, f"{path}.schema")
     return AnswerFormat("json_schema", schema)
 
 
-def _structural_tag(form: _ResponseFormat | None, raw: Any, field: str) -> AnswerFormat | None:
+def _structural_tag(form: _StructuralTag | None, raw: Any, field: str) -> AnswerFormat | None:
     """A tag in today's form (`format`), or in the first one (`structures` and `triggers`)."""
     if form is None:
         return None

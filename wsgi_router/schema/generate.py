@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, check_depth, decode_object
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import Prompt, check_batch, prompt_paths, read_adapters, read_prompts
-from wsgi_router.schema.sampling import MAX_INT32, Sampling, check_sampling
+from wsgi_router.schema.prompts import (
+    IDS,
+    TEXTS,
+    Prompt,
+    check_batch,
+    or_null,
+    prompt_paths,
+    read_adapters,
+    read_prompts,
+)
+from wsgi_router.schema.sampling import MAX_INT32, Int64, Sampling, TokenCountOrNone, check_sampling
 
 MAX_TOP_LOGPROBS: Final = 20
+SAMPLING_PARAMS: Final = "SamplingParams"
+"""Name of their schema; they are read apart from the request."""
 _NO_PROMPT: Final = "Either text, input_ids or input_embeds should be provided."
 
 
@@ -23,21 +35,28 @@ class GenerateSampling(
     """`sampling_params`, whose names are SGLang's."""
 
     # Named again, since a new name concerns a class's own fields alone.
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    seed: int | None = None
+    max_tokens: TokenCountOrNone | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
+    seed: Int64 | None = None
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """A checked request. A null is the same as an absent field."""
 
-    text: Any = None
-    input_ids: Any = None
-    sampling_params: Any = None
+    text: Annotated[Any, Meta(extra_json_schema=or_null(TEXTS))] = None
+    input_ids: Annotated[Any, Meta(extra_json_schema=or_null(IDS))] = None
+    sampling_params: Annotated[
+        Any,
+        Meta(
+            extra_json_schema={
+                "anyOf": [{"$ref": f"#/components/schemas/{SAMPLING_PARAMS}"}, {"type": "null"}]
+            }
+        ),
+    ] = None
     stream: bool | None = None
     return_logprob: bool | None = None
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     lora_path: str | list[str | None] | None = None
@@ -142,16 +161,9 @@ def _read_sampling(request: GenerateRequest, given: object, max_choices: int) ->
     if "custom_params" in given:
         check_depth("sampling_params.custom_params", given["custom_params"])
     SAMPLING_FIELDS.check(given)
-    # No new tokens: the prompt alone is scored.
-    check_sampling(request.sampling, max_choices, "sampling_params.", may_be_zero="max_tokens")
+    check_sampling(request.sampling, max_choices, "sampling_params.")
 
 
 def _check_logprobs(request: GenerateRequest) -> None:
-    number = request.top_logprobs_num
-    if number is not None and not 0 <= number <= MAX_TOP_LOGPROBS:
-        raise bad("top_logprobs_num", f"'top_logprobs_num' must be between 0 and {MAX_TOP_LOGPROBS}.")
-    if number and not request.return_logprob:
+    if request.top_logprobs_num and not request.return_logprob:
         raise bad("top_logprobs_num", "'top_logprobs_num' needs 'return_logprob'.")
-    start = request.logprob_start_len
-    if start is not None and not -1 <= start <= MAX_INT32:
-        raise bad("logprob_start_len", "'logprob_start_len' must be -1 or a position in the prompt.")

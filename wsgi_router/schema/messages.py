@@ -62,8 +62,6 @@ def check_count(messages: object) -> None:
 
 def check_messages(messages: list[Message]) -> None:
     """Checks what depends on the role. Raises InvalidRequestError."""
-    if not messages:
-        raise bad("messages", "'messages' must hold at least one message.")
     for index, message in enumerate(messages):
         _check_message(message, f"messages[{index}]")
 

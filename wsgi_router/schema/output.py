@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema.decode import bad, convert
-from wsgi_router.schema.formats import TEXT, AnswerFormat, parse_format
-from wsgi_router.schema.tools import NO_TOOLS, ToolSet, parse_tools
+from wsgi_router.schema.formats import TEXT, AnswerFormat, FormatFields, parse_format
+from wsgi_router.schema.tools import NO_TOOLS, ToolFields, ToolSet, parse_tools
 
 MAX_TOP_LOGPROBS: Final = 20
 
@@ -27,7 +28,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Fields(msgspec.Struct):
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
 
@@ -35,14 +36,8 @@ class _Fields(msgspec.Struct):
 PLAIN: Final = Output()
 
 
-TAKEN: Final = frozenset(
-    {
-        *("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"),
-        *("response_format", "regex", "ebnf", "structural_tag"),
-        *("logprobs", "top_logprobs"),
-        *("separate_reasoning", "stream_reasoning"),
-    }
-)
+PARTS: Final = (_Fields, ToolFields, FormatFields)
+TAKEN: Final = frozenset(name for part in PARTS for name in part.__struct_encode_fields__)
 """The fields that are read here, and nowhere else."""
 
 
@@ -73,9 +68,5 @@ def parse_output(value: dict[str, Any]) -> Output:
 
 def _check_logprobs(fields: _Fields) -> None:
     top = fields.top_logprobs
-    if top is None:
-        return
-    if not 0 <= top <= MAX_TOP_LOGPROBS:
-        raise bad("top_logprobs", f"'top_logprobs' must be between 0 and {MAX_TOP_LOGPROBS}.")
     if top and not fields.logprobs:
         raise bad("top_logprobs", "'top_logprobs' needs 'logprobs'.")

@@ -5,12 +5,31 @@ from __future__ import annotations
 from typing import Any, Final
 
 from wsgi_router.schema.decode import bad
-from wsgi_router.schema.sampling import check_token_ids
+from wsgi_router.schema.sampling import MAX_TOKEN_ID, check_token_ids
 
 Prompt = str | list[int]
 
 MAX_INPUTS: Final = 2048
 """Inputs of a request that needs no worker's stream; OpenAI's own bound of embeddings."""
+
+# The shapes below as JSON schemas, for types that msgspec cannot tell apart.
+
+_ID: Final = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+TEXTS: Final[dict[str, Any]] = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
+}
+IDS: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "array", "items": _ID, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": _ID, "minItems": 1}, "minItems": 1},
+    ]
+}
+PROMPTS: Final[dict[str, Any]] = {"anyOf": [*TEXTS["anyOf"], *IDS["anyOf"]]}
+
+
+def or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that may be null, which is the same as absent."""
+    return {"anyOf": [*schema["anyOf"], {"type": "null"}]}
 
 
 def read_prompts(path: str, value: object, most: int) -> tuple[list[Prompt], bool]:

@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
-from wsgi_router.errors import shown
-from wsgi_router.schema.decode import bad
+from wsgi_router.schema.decode import Bounds, bad, bounds
 
 MAX_STOP: Final = 16
 MAX_CHOICES: Final = 128
 MAX_INT32: Final = 2**31 - 1
 MAX_TOKEN_ID: Final = 2**32 - 1
 MAX_LOGIT_BIAS: Final = 1024
+MAX_BIAS: Final = 100
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TokenCount = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+"""Of an answer."""
+TokenCountOrNone = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+"""The same, where none may be asked for, to score the prompt alone."""
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
+NonEmpty = Annotated[str, Meta(min_length=1)]
+LogitBias = Annotated[
+    dict[str, float],
+    Meta(
+        max_length=MAX_LOGIT_BIAS,
+        # Checked below, where the error can name the key.
+        extra_json_schema={
+            "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+            "patternProperties": {"": {"minimum": -MAX_BIAS, "maximum": MAX_BIAS}},
+        },
+    ),
+]
 
 
 class StreamOptions(msgspec.Struct):
@@ -25,31 +46,32 @@ class StreamOptions(msgspec.Struct):
 class Sampling(msgspec.Struct, kw_only=True):
     """Fields by their names in chat requests; a null is the same as an absent field.
 
+    The types carry the limits: they are checked as a request is read, and told in /openapi.json.
     A subclass may rename what its clients call otherwise (`rename=`); errors name it as they do.
     """
 
-    n: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: TokenCount | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_INT32, extra_json_schema={"not": {"const": 0}})] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
+    logit_bias: LogitBias | None = None
+    seed: Int64 | None = None
+    stop: NonEmpty | Annotated[list[NonEmpty], Meta(max_length=MAX_STOP)] | None = None
+    stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
     custom_params: dict[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    json_schema: str | None = None
-    structural_tag: str | None = None
+    regex: NonEmpty | None = None
+    ebnf: NonEmpty | None = None
+    json_schema: NonEmpty | None = None
+    structural_tag: NonEmpty | None = None
 
     @property
     def max_new_tokens(self) -> int | None:
@@ -78,40 +100,25 @@ class Streamed(Sampling, kw_only=True):
     prompt_cache_key: str | None = None
 
 
-# field: (lower bound, upper bound, whether the lower bound itself is allowed)
-RANGES: Final[dict[str, tuple[int, int, bool]]] = {
-    "temperature": (0, 2, True),
-    "top_p": (0, 1, False),
-    "min_p": (0, 1, True),
-    "frequency_penalty": (-2, 2, True),
-    "presence_penalty": (-2, 2, True),
-    "repetition_penalty": (0, 2, False),
-    "max_tokens": (1, MAX_INT32, True),
-    "max_completion_tokens": (1, MAX_INT32, True),
-    "min_tokens": (0, MAX_INT32, True),
-    "seed": (-(2**63), 2**63 - 1, True),
-}
+_BOUNDS: Final[dict[str, Bounds]] = bounds(Sampling)
 
 
 def in_range(name: str, number: float) -> bool:
-    """Whether `number` is allowed for a field of RANGES, or for top_k."""
-    if name == "top_k":
-        return number == -1 or 1 <= number <= MAX_INT32
-    low, high, inclusive = RANGES[name]
-    return low <= number <= high and (inclusive or number != low)
+    """Whether `number` is allowed for a field of Sampling that is a number."""
+    return number in _BOUNDS[name] and not (name == "top_k" and number == 0)
 
 
-def check_sampling(sampling: Sampling, max_choices: int, at: str = "", may_be_zero: str = "") -> None:
-    """Limits and combinations. `at` is put before the names in errors. Raises InvalidRequestError.
-
-    `may_be_zero`: a field of RANGES that may be 0, too.
-    """
+def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
+    """What the types do not say. `at` is put before the names in errors. Raises InvalidRequestError."""
     kind = type(sampling)
     shown = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    names = {name: at + shown.get(name, name) for name in (*shown, *RANGES)}
-    _check_ranges(sampling, max_choices, names, may_be_zero)
-    _check_stops(sampling, names)
-    _check_logit_bias(sampling, names)
+    names = {name: at + renamed for name, renamed in shown.items()}
+    if sampling.top_k == 0:
+        name = names["top_k"]
+        raise bad(name, f"'{name}' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
+    if sampling.choices > max_choices:
+        raise bad(names["n"], f"'{names['n']}' must be between 1 and {max_choices}.")
+    _check_logit_bias(sampling, names["logit_bias"])
     limit = sampling.max_new_tokens
     if limit is not None and sampling.min_tokens is not None and sampling.min_tokens > limit:
         name = names["min_tokens"]
@@ -126,34 +133,6 @@ def check_stream(request: Streamed) -> None:
         raise bad("stream_options", "'stream_options' needs 'stream' to be true.")
 
 
-def _check_ranges(sampling: Sampling, max_choices: int, names: dict[str, str], may_be_zero: str) -> None:
-    for field, (low, high, inclusive) in RANGES.items():
-        number = getattr(sampling, field, None)
-        if number == 0 and field == may_be_zero:
-            continue
-        if number is not None and not in_range(field, number):
-            bounds = f"at least {low}" if inclusive else f"greater than {low}"
-            name = names[field]
-            raise bad(name, f"'{name}' must be {bounds} and at most {high}, not {shown(number)}.")
-    if sampling.top_k is not None and not in_range("top_k", sampling.top_k):
-        name = names["top_k"]
-        raise bad(name, f"'{name}' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
-    if sampling.n is not None and not 1 <= sampling.n <= min(max_choices, MAX_CHOICES):
-        raise bad(names["n"], f"'{names['n']}' must be between 1 and {min(max_choices, MAX_CHOICES)}.")
-
-
-def _check_stops(sampling: Sampling, names: dict[str, str]) -> None:
-    words, name = sampling.stop_words, names["stop"]
-    if len(words) > MAX_STOP:
-        raise bad(name, f"At most {MAX_STOP} stop strings are allowed.")
-    for index, word in enumerate(words):
-        if not word:
-            raise bad(
-                name if isinstance(sampling.stop, str) else f"{name}[{index}]", "A stop string is empty."
-            )
-    check_token_ids(names["stop_token_ids"], sampling.stop_token_ids or ())
-
-
 def check_token_ids(path: str, ids: list[int] | tuple[int, ...]) -> None:
     """Raises InvalidRequestError for what is no token id of any vocabulary."""
     if not ids or (min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):  # fast: there may be a million of them
@@ -163,12 +142,9 @@ def check_token_ids(path: str, ids: list[int] | tuple[int, ...]) -> None:
             raise bad(f"{path}[{index}]", "A token id is outside of any vocabulary.")
 
 
-def _check_logit_bias(sampling: Sampling, names: dict[str, str]) -> None:
-    bias, name = sampling.logit_bias or {}, names["logit_bias"]
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise bad(name, f"At most {MAX_LOGIT_BIAS} entries are allowed.")
-    for token, amount in bias.items():
+def _check_logit_bias(sampling: Sampling, name: str) -> None:
+    for token, amount in (sampling.logit_bias or {}).items():
         if not (token.isascii() and token.isdecimal() and len(token) <= 10 and int(token) <= MAX_TOKEN_ID):
             raise bad(name, f"The keys of '{name}' must be token ids.")
-        if not -100 <= amount <= 100:
-            raise bad(f"{name}.{token}", "A bias must be between -100 and 100.")
+        if not -MAX_BIAS <= amount <= MAX_BIAS:
+            raise bad(f"{name}.{token}", f"A bias must be between -{MAX_BIAS} and {MAX_BIAS}.")

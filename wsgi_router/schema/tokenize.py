@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.schema import chat
 from wsgi_router.schema.decode import bad, decode_object
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import MAX_INPUTS, Prompt, prompt_paths, read_prompts
+from wsgi_router.schema.prompts import IDS, MAX_INPUTS, TEXTS, Prompt, or_null, prompt_paths, read_prompts
+
+SEQUENCES: Final[dict[str, Any]] = {"anyOf": [{"type": "array", "maxItems": 0}, *IDS["anyOf"]]}
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """A checked request: `texts`, or a conversation. A null is the same as an absent field."""
 
     model: str | None = None
-    prompt: Any = None
+    prompt: Annotated[Any, Meta(extra_json_schema=or_null(TEXTS))] = None
     add_special_tokens: bool | None = None
 
     # Filled by parse_tokenize.
@@ -28,7 +31,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
-    tokens: Any
+    tokens: Annotated[Any, Meta(extra_json_schema=SEQUENCES)]
     skip_special_tokens: bool | None = None
 
     # Filled by parse_detokenize.
@@ -44,7 +47,11 @@ class Inert(msgspec.Struct):
 
 NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {"return_token_strs": (False,)}
 TOKENIZE: Final = Fields(
-    TokenizeRequest, Inert, NOT_SUPPORTED, filled=("texts", "batch", "chat", "unknown"), special=("messages",)
+    TokenizeRequest,
+    Inert,
+    NOT_SUPPORTED,
+    filled=("texts", "batch", "chat", "unknown"),
+    special={"messages": None},
 )
 DETOKENIZE: Final = Fields(DetokenizeRequest, Inert, {}, filled=("sequences", "paths", "batch", "unknown"))
 

@@ -7,9 +7,10 @@ as they were then. Custom tools, which answer with free text, are refused.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from wsgi_router.errors import InvalidRequestError
 from wsgi_router.schema.decode import bad, check_depth, convert, unsupported
@@ -17,7 +18,10 @@ from wsgi_router.schema.decode import bad, check_depth, convert, unsupported
 MAX_TOOLS: Final = 128
 """OpenAI's bound."""
 
-_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}\Z")
+NAME: Final = "^[a-zA-Z0-9_-]{1,64}$"
+Name = Annotated[str, Meta(extra_json_schema={"pattern": NAME})]
+"""Checked apart: Python's `$` lets a newline follow."""
+is_name: Final = re.compile(NAME).fullmatch
 _WITHOUT_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 Mode = Literal["none", "auto", "required", "named"]
@@ -57,7 +61,7 @@ NO_TOOLS: Final = ToolSet()
 
 
 class _FunctionShape(msgspec.Struct):
-    name: str
+    name: Name
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -92,10 +96,12 @@ class _ChoiceShape(msgspec.Struct):
     tools: list[_AllowedEntry] | None = None
 
 
-class _Fields(msgspec.Struct):
-    tools: list[_ToolShape] | None = None
+class ToolFields(msgspec.Struct):
+    """The fields that are read here."""
+
+    tools: Annotated[list[_ToolShape], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | _ChoiceShape | None = None
-    functions: list[_FunctionShape] | None = None
+    functions: Annotated[list[_FunctionShape], Meta(max_length=MAX_TOOLS)] | None = None
     function_call: str | _Named | None = None
     parallel_tool_calls: bool | None = None
 
@@ -109,7 +115,9 @@ class _Choice(msgspec.Struct, frozen=True):
 
 def parse_tools(value: dict[str, Any]) -> ToolSet:
     """The tools of a request body. Raises InvalidRequestError."""
-    fields = convert({name: value[name] for name in _Fields.__struct_fields__ if name in value}, _Fields)
+    fields = convert(
+        {name: value[name] for name in ToolFields.__struct_fields__ if name in value}, ToolFields
+    )
     if fields.functions and fields.tools:
         raise bad("functions", "'functions' is the older form of 'tools': send only one of them.")
     if fields.functions:
@@ -118,17 +126,17 @@ def parse_tools(value: dict[str, Any]) -> ToolSet:
         raise bad("function_call", "'function_call' needs 'functions'.")
     shapes = fields.tools or []
     functions = [_tool(shape, f"tools[{number}]") for number, shape in enumerate(shapes)]
-    _check_all(functions, "tools", "tools[{}].function.name")
+    _check_names(functions, "tools[{}].function.name")
     choice = _choice(fields.tool_choice, bool(functions))
     raw = [_filled(tool) for tool in value.get("tools") or ()]
     return _narrowed(functions, raw, choice, parallel=fields.parallel_tool_calls is not False)
 
 
-def _parse_functions(fields: _Fields, raw: list[dict[str, Any]]) -> ToolSet:
+def _parse_functions(fields: ToolFields, raw: list[dict[str, Any]]) -> ToolSet:
     functions = [
         _function(shape, f"functions[{number}]") for number, shape in enumerate(fields.functions or ())
     ]
-    _check_all(functions, "functions", "functions[{}].name")
+    _check_names(functions, "functions[{}].name")
     if fields.tool_choice not in (None, "none"):
         raise bad("tool_choice", "'tool_choice' needs 'tools'; with 'functions' send 'function_call'.")
     call = fields.function_call
@@ -154,7 +162,7 @@ def _tool(shape: _ToolShape, path: str) -> Function:
 
 
 def _function(shape: _FunctionShape, path: str) -> Function:
-    if not _NAME.match(shape.name):
+    if not is_name(shape.name):
         raise bad(f"{path}.name", "A function's name is 1 to 64 of the characters a-z, A-Z, 0-9, _ and -.")
     parameters = shape.parameters
     if parameters is None:
@@ -189,9 +197,7 @@ _KEYWORDS: Final[tuple[tuple[str, type, str], ...]] = (
 )
 
 
-def _check_all(functions: list[Function], field: str, path: str) -> None:
-    if len(functions) > MAX_TOOLS:
-        raise bad(field, f"At most {MAX_TOOLS} functions are allowed.")
+def _check_names(functions: list[Function], path: str) -> None:
     seen: set[str] = set()
     for number, function in enumerate(functions):
         if function.name in seen:
