@@ -33,8 +33,8 @@ MakeTransport = Callable[[Settings], GenerateTransport]
 
 TRANSPORTS: Final[Mapping[str, MakeTransport]] = {
     "auto": NativeTransport,
-    "grpcio": GrpcTransport,
     "native": NativeTransport,
+    "grpcio": GrpcTransport,
 }
 """By the names that the setting TRANSPORT takes."""
 
