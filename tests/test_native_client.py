@@ -100,7 +100,7 @@ def cancel_scenario(port: int) -> None:
 def silence_scenario(port: int) -> None:
     transport, worker = transport_to(port)
     events = Events()
-    call = transport.feed(worker, b"", None, 0, Patience(0.2, 60), events)
+    _call = transport.feed(worker, b"", None, 0, Patience(0.2, 60), events)  # to be kept
     failure = events.end()
     assert code_of(failure) == "DEADLINE_EXCEEDED"
     assert events.silent
@@ -113,7 +113,7 @@ def unreachable_scenario(port: int) -> None:
     assert code_of(error) == "UNAVAILABLE"
     assert str(port) in str(error)
     events = Events()
-    call = transport.feed(worker, REQUEST_ID + body([5], 2), None, 0, LONG, events)
+    _call = transport.feed(worker, REQUEST_ID + body([5], 2), None, 0, LONG, events)
     assert code_of(events.end()) == "UNAVAILABLE"
     transport.abort(worker, "id")
     wait_until(lambda: "aborts=0" in repr(transport))

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from wsgi_router.api.services import TRANSPORTS
-from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Choice, _Queue
+from wsgi_router.choices import ENDED, Choice, Queue
+from wsgi_router.dispatch import Dispatcher, GenerateJob, Generation
 from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.runtime import ClientWatch
@@ -72,13 +73,13 @@ class Flow:
 def running_readers() -> int:
     """Choices whose RPC has not ended, in the whole process."""
     gc.collect()
-    return sum(isinstance(thing, _Choice) and thing.stream is not None for thing in gc.get_objects())
+    return sum(isinstance(thing, Choice) and thing.stream is not None for thing in gc.get_objects())
 
 
 def live_queues() -> int:
     """Requests of which anything is still kept, in the whole process."""
     gc.collect()
-    return sum(isinstance(thing, _Queue) for thing in gc.get_objects())
+    return sum(isinstance(thing, Queue) for thing in gc.get_objects())
 
 
 class Client:
