@@ -8,12 +8,15 @@ said in ``wsgi_router/_core.pyi``.
 import json
 import logging
 
+import msgspec
+
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from posix.unistd cimport getpid
 
 from wsgi_router_core cimport *
 
+DECODER = msgspec.json.Decoder()
 _LOG = logging.getLogger("wsgi_router.native")
 
 OUTPUT = 1
@@ -273,7 +276,7 @@ cdef class Stream:
         return self.report(WR_REPORT_FAILURE).decode() or None
 
     def stats(self):
-        return json.loads(self.report(WR_REPORT_STATS))
+        return DECODER.decode(self.report(WR_REPORT_STATS))
 
     def lend(self, int descriptor):
         cdef WrError err

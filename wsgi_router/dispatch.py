@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -58,7 +57,6 @@ __all__ = [
 _LOG = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 2
-_ID_BYTES: Final = 16
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
 
@@ -333,7 +331,7 @@ class Dispatcher:
 
     def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
         """Starts an RPC and its reader; the lease is the generation's from here on."""
-        request_id = secrets.token_hex(_ID_BYTES)
+        request_id = runtime.random_id()
         job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
         transport = self.shared.transport
         patience = opening.deadline - time.monotonic()

@@ -52,6 +52,28 @@ def spawn(function: Callable[..., object], *args: Any) -> None:
         threading.Thread(target=function, args=args, daemon=True).start()
 
 
+_process = os.getpid()
+_ids: list[str] = []
+_ID_BYTES: Final = 16
+_IDS_AT_ONCE: Final = 256
+
+
+def process_id() -> int:
+    """`os.getpid()` without a call of the system, as it is asked for many times a request."""
+    return _process
+
+
+def random_id() -> str:
+    """32 random hex digits, fit for secrets; the system is asked for many at once."""
+    try:
+        return _ids.pop()
+    except IndexError:
+        digits = os.urandom(_ID_BYTES * _IDS_AT_ONCE).hex()
+        size = 2 * _ID_BYTES
+        _ids.extend(digits[start : start + size] for start in range(size, len(digits), size))
+        return digits[:size]
+
+
 def breathe() -> None:
     """Lets the other greenlets run, between two pieces of work that each hold them up."""
     if patched():
@@ -509,7 +531,10 @@ drain: Final = Drain()
 
 
 def _forget_parent() -> None:
-    """What runs in greenlets and threads stays behind in a fork."""
+    """What runs in greenlets and threads stays behind in a fork; no two processes give out the same ids."""
+    global _process
+    _process = os.getpid()
+    _ids.clear()
     for made in (_native_pool, _ticker, _timers):
         made.cache_clear()
 

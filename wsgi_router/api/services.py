@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -63,12 +62,12 @@ class Services:
         Called by the server's hook, or else by the first request: never before a fork, as channels, threads
         and hubs do not survive one.
         """
-        if self._pid == os.getpid():
+        if self._pid == runtime.process_id():
             return
         with self._lock:
-            if self._pid != os.getpid():
+            if self._pid != runtime.process_id():
                 self._start()
-                self._pid = os.getpid()
+                self._pid = runtime.process_id()
 
     def _start(self) -> None:
         if self._tokenizer is None:
@@ -82,12 +81,12 @@ class Services:
         self._pool.wait_for_answer()
         self._closing = runtime.wakeup()
         runtime.spawn(_tell_workers, weakref.ref(self), self._closing)
-        _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
+        _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
     def close(self) -> None:
         """Drops the connections to the workers, if this process has any. Idempotent."""
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid == runtime.process_id():
                 self._pid = None
                 self._closing.set()
                 self._pool.close()
@@ -117,7 +116,7 @@ class Services:
         return self._adapters
 
     def __repr__(self) -> str:
-        state = "started" if self._pid == os.getpid() else "not started"
+        state = "started" if self._pid == runtime.process_id() else "not started"
         return f"<Services {state}>"
 
 
