@@ -108,3 +108,4 @@ def test_an_input_beyond_the_context(make: Callable[..., App]) -> None:
     assert embed(app, input="x" * 2000).status_code == 200
     error = error_of(embed(app, input=["x", "x" * 2001]), 400)
     assert (error["code"], error["param"]) == ("context_length_exceeded", "input[1]")
+    assert "maximum context length is 2000 tokens" in error["message"]

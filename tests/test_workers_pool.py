@@ -303,3 +303,13 @@ def test_stats_and_repr() -> None:
     assert "grpc://a:1 up model=m in_flight=1" in repr(pool)
     lease.release()
     assert pool.stats()[A] == (1, 0)
+
+
+def test_a_name_of_several_lines_is_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
+    transport = FakeTransport()
+    transport.infos[A] = info("a\nforged line")
+    with caplog.at_level("INFO", "wsgi_router.workers.pool"):
+        pool = pool_of(transport, workers=(A,))
+        wait_until(pool.usable)
+    said = [record.getMessage() for record in caplog.records if "is up and serves" in record.getMessage()]
+    assert said == [f"worker {A} is up and serves a?forged line"]

@@ -63,13 +63,12 @@ def embeddings() -> Response:
 def _token_ids(asked: schema.EmbeddingRequest, card: ModelCard, services: Services) -> list[list[int]]:
     """Each input's ids. Raises InvalidRequestError, ContextLengthError."""
     inline = services.settings.prepare_inline_bytes // len(asked.inputs)
-    # The core keeps room for one token of an answer, which there is none of here.
-    room = card.context_length + 1 if card.context_length else None
+    context = card.context_length or None
     found = []
     for text, path in zip(asked.inputs, asked.paths, strict=True):
         runtime.breathe()
         kind = "prompt" if isinstance(text, str) else "input_ids"
-        job = msgspec.json.encode({kind: text, "context_length": room})
+        job = msgspec.json.encode({kind: text, "context_length": context, "embed": True})
         found.append(native.prepare(services.tokenizer, job, inline, path).token_ids())
     return found
 

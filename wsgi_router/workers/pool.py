@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from google.protobuf.message import DecodeError
 
-from wsgi_router import runtime
+from wsgi_router import observability, runtime
 from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
@@ -177,7 +177,9 @@ class WorkerPool:
             self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
                 worker.forget_adapters()  # it may have been started anew
-                _LOG.info("worker %s is up and serves %s", worker.url, card.name)
+                _LOG.info(
+                    "worker %s is up and serves %s", worker.url, observability.printable(card.name, 100)
+                )
         except Exception as error:  # whatever it is, the worker is asked again
             self._probe_failed(worker, error, asked)
         finally:

@@ -38,6 +38,9 @@ pub struct Job {
     pub now: Option<i64>,
     /// Tokens of prompt and answer together; None when the worker did not say.
     pub context_length: Option<u64>,
+    /// The prompt may fill the context: it is embedded, and nothing is generated.
+    #[serde(default)]
+    pub embed: bool,
     /// The client's own limit; None is the rest of the context.
     pub max_tokens: Option<u64>,
     #[serde(default)]
@@ -230,7 +233,7 @@ fn check_ids(ids: &[u32], known: impl Fn(u32) -> bool) -> Result<()> {
 fn check_text(prompt: &str, job: &Job, longest_token: usize) -> Result<()> {
     let Some(context) = job.context_length else { return Ok(()) };
     let least = (prompt.len() as u64).div_ceil(longest_token.max(1) as u64);
-    if least < context {
+    if least <= job.longest_prompt(context) {
         return Ok(());
     }
     let what = job.source();
@@ -245,6 +248,11 @@ impl Job {
     /// What the client calls its part of the context.
     fn source(&self) -> &'static str {
         if self.messages.is_some() { "messages" } else { "prompt" }
+    }
+
+    /// In tokens: an answer has one at least.
+    fn longest_prompt(&self, context: u64) -> u64 {
+        if self.embed { context } else { context.saturating_sub(1) }
     }
 
     fn too_long(&self, text: String) -> Error {
@@ -262,7 +270,7 @@ fn answer_limit(job: &Job, prompt: u64) -> Result<Option<u32>> {
     let Some(context) = job.context_length else {
         return Ok(wanted.map(clamp));
     };
-    if prompt >= context {
+    if prompt > job.longest_prompt(context) {
         return Err(job.too_long(format!(
             "This model's maximum context length is {context} tokens. However, your {what} resulted in \
              {prompt} tokens. Please reduce the length of the {what}."
@@ -391,6 +399,9 @@ mod tests {
         assert_eq!(limit(json!({"context_length": 100, "max_tokens": 90}), 10), Ok(Some(90)));
         assert_eq!(limit(json!({"context_length": 100, "max_tokens": 91}), 10), Err(Code::ContextLength));
         assert_eq!(limit(json!({"context_length": 100}), 100), Err(Code::ContextLength));
+        assert_eq!(limit(json!({"context_length": 100, "embed": true}), 100), Ok(Some(0)));
+        assert_eq!(limit(json!({"context_length": 100, "embed": true}), 101), Err(Code::ContextLength));
+        assert_eq!(limit(json!({"context_length": 0}), 1), Err(Code::ContextLength));
         assert_eq!(
             limit(json!({"context_length": 100, "max_tokens": u64::MAX}), 10),
             Err(Code::ContextLength)
