@@ -6,6 +6,9 @@ said in ``wsgi_router/_core.pyi``.
 """
 
 import json
+import logging
+
+import msgspec
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -13,11 +16,16 @@ from posix.unistd cimport getpid
 
 from wsgi_router_core cimport *
 
+DECODER = msgspec.json.Decoder()
+_LOG = logging.getLogger("wsgi_router.native")
+
 OUTPUT = 1
 CHOICE_DONE = 2
 CANCEL = 4
 ALL_DONE = 8
 FAILED = 16
+
+CANCELLED = 1  # gRPC's status
 
 INVALID_REQUEST = WR_CODE_INVALID_REQUEST
 CONTEXT_LENGTH = WR_CODE_CONTEXT_LENGTH
@@ -268,4 +276,212 @@ cdef class Stream:
         return self.report(WR_REPORT_FAILURE).decode() or None
 
     def stats(self):
-        return json.loads(self.report(WR_REPORT_STATS))
+        return DECODER.decode(self.report(WR_REPORT_STATS))
+
+    def lend(self, int descriptor):
+        cdef WrError err
+        if wr_stream_lend(self.handle, descriptor, &err):
+            raise failure(&err)
+
+    def rest(self):
+        cdef WrBytes ready
+        cdef WrError err
+        if wr_stream_rest(self.handle, &ready, &err):
+            raise failure(&err)
+        return PyBytes_FromStringAndSize(<const char *> ready.ptr, <Py_ssize_t> ready.len)
+
+    def resume(self):
+        cdef WrError err
+        if wr_stream_resume(self.handle, &err):
+            raise failure(&err)
+
+    def reclaim(self):
+        cdef uint64_t written = 0
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_stream_reclaim(self.handle, &written, &err)
+        if code:
+            raise failure(&err)
+        return written
+
+    def ping(self, bytes data not None, double idle_seconds):
+        cdef WrError err
+        cdef uint64_t idle = <uint64_t> (idle_seconds * 1000)
+        if wr_stream_ping(self.handle, data_of(data), PyBytes_GET_SIZE(data), idle, &err):
+            raise failure(&err)
+
+
+cdef uint64_t milliseconds(double seconds):
+    return <uint64_t> max(min(seconds, MOST_SECONDS) * 1000, 1)
+
+
+cdef double MOST_SECONDS = 1e9
+
+
+cdef class Call:
+    cdef WrCall *handle
+    cdef uint64_t tag
+    cdef Net net
+
+    def close(self):
+        cdef WrCall *handle = self.handle
+        if handle is not NULL:
+            self.net.sinks.pop(self.tag, None)
+            with nogil:
+                wr_call_cancel(handle)
+
+    def __dealloc__(self):
+        if self.handle is not NULL and self.net.pid == getpid():
+            wr_call_free(self.handle)
+
+
+cdef class Net:
+    cdef WrNet *handle
+    cdef int pid
+    cdef uint64_t tags
+    cdef dict sinks
+
+    def __cinit__(self, bytes options not None):
+        cdef const uint8_t *data = data_of(options)
+        cdef size_t size = PyBytes_GET_SIZE(options)
+        cdef WrError err
+        cdef int32_t code
+        with nogil:
+            code = wr_net_new(data, size, &self.handle, &err)
+        if code:
+            raise failure(&err)
+        self.pid = getpid()
+        self.sinks = {}
+
+    def fileno(self):
+        return wr_net_fd(self.alive())
+
+    cdef WrNet *alive(self) except NULL:
+        if self.handle is NULL:
+            raise ValueError("the transport is closed")
+        return self.handle
+
+    def generate(
+        self,
+        str address not None,
+        bytes request not None,
+        Stream stream,
+        uint32_t choice,
+        double first_seconds,
+        double token_seconds,
+        sink,
+    ):
+        cdef WrNet *net = self.alive()
+        cdef bytes host = address.encode()
+        cdef const uint8_t *host_data = data_of(host)
+        cdef size_t host_size = PyBytes_GET_SIZE(host)
+        cdef const uint8_t *data = data_of(request)
+        cdef size_t size = PyBytes_GET_SIZE(request)
+        cdef WrStream *answer = NULL if stream is None else stream.handle
+        cdef uint64_t first = milliseconds(first_seconds)
+        cdef uint64_t token = milliseconds(token_seconds)
+        cdef WrError err
+        cdef int32_t code
+        cdef Call call = self.new_call(sink)
+        with nogil:
+            code = wr_net_generate(
+                net, host_data, host_size, data, size, answer, choice, call.tag, first, token, &call.handle, &err
+            )
+        return self.begun(call, code, &err)
+
+    def unary(
+        self, str address not None, str method not None, bytes request not None, double seconds, sink
+    ):
+        cdef WrNet *net = self.alive()
+        cdef bytes host = address.encode()
+        cdef bytes name = method.encode()
+        cdef const uint8_t *host_data = data_of(host)
+        cdef size_t host_size = PyBytes_GET_SIZE(host)
+        cdef const uint8_t *name_data = data_of(name)
+        cdef size_t name_size = PyBytes_GET_SIZE(name)
+        cdef const uint8_t *data = data_of(request)
+        cdef size_t size = PyBytes_GET_SIZE(request)
+        cdef uint64_t timeout = milliseconds(seconds)
+        cdef WrError err
+        cdef int32_t code
+        cdef Call call = self.new_call(sink)
+        with nogil:
+            code = wr_net_unary(
+                net, host_data, host_size, name_data, name_size, data, size, call.tag, timeout, &call.handle, &err
+            )
+        return self.begun(call, code, &err)
+
+    cdef Call new_call(self, sink):
+        cdef Call call = Call.__new__(Call)
+        self.tags += 1
+        call.tag = self.tags
+        call.net = self
+        self.sinks[call.tag] = sink
+        return call
+
+    cdef Call begun(self, Call call, int32_t code, WrError *err):
+        if code:
+            del self.sinks[call.tag]
+            raise failure(err)
+        return call
+
+    def deliver(self):
+        cdef const WrEvent *events
+        cdef const WrEvent *event
+        cdef size_t count = 0, index
+        if self.handle is NULL:
+            return
+        with nogil:
+            wr_net_events(self.handle, &events, &count)
+        for index in range(count):
+            event = &events[index]
+            if event.kind == WR_EVENT_KIND_ENDED:
+                sink = self.sinks.pop(event.tag, None)
+            else:
+                sink = self.sinks.get(event.tag)
+            if sink is not None:
+                try:
+                    tell(sink, event)
+                except Exception:  # the other events have to be told
+                    _LOG.exception("an event of a call was lost")
+
+    def forget(self, str address not None):
+        cdef bytes host = address.encode()
+        wr_net_forget(self.alive(), data_of(host), PyBytes_GET_SIZE(host))
+
+    def heard(self, str address not None):
+        cdef bytes host = address.encode()
+        cdef int64_t silence = wr_net_heard(self.alive(), data_of(host), PyBytes_GET_SIZE(host))
+        return None if silence < 0 else silence / 1000
+
+    def close(self):
+        cdef WrNet *handle = self.handle
+        self.handle = NULL
+        if handle is not NULL and self.pid == getpid():
+            with nogil:
+                wr_net_free(handle)
+        while self.sinks:
+            self.sinks.popitem()[1].ended(CANCELLED, "the transport was closed", False)
+
+    def __dealloc__(self):
+        if self.handle is not NULL and self.pid == getpid():
+            wr_net_free(self.handle)
+
+    def __repr__(self):
+        return f"<Net {'closed' if self.handle is NULL else 'open'} calls={len(self.sinks)}>"
+
+
+cdef bytes data_in(const WrEvent *event):
+    return PyBytes_FromStringAndSize(<const char *> event.data, <Py_ssize_t> event.len)
+
+
+cdef tell(sink, const WrEvent *event):
+    if event.kind == WR_EVENT_KIND_FED:
+        sink.fed(event.flags, None if event.data is NULL else data_in(event))
+    elif event.kind == WR_EVENT_KIND_MESSAGE:
+        sink.message(data_in(event))
+    elif event.kind == WR_EVENT_KIND_BLOCKED:
+        sink.blocked()
+    else:
+        sink.ended(event.status, data_in(event).decode("utf-8", "replace"), event.flags != 0)

@@ -1,4 +1,4 @@
-// The native core's C ABI. Made by cbindgen from core/src/ffi.rs and error.rs: `make header` writes it, `make check` compares it.
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/net.rs and error.rs: `make header` writes it, `make check` compares it.
 
 #pragma once
 
@@ -9,7 +9,30 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 3
+#define WR_ABI_VERSION 4
+
+#define OK 0
+
+#define CANCELLED 1
+
+#define UNKNOWN 2
+
+#define DEADLINE_EXCEEDED 4
+
+#define PERMISSION_DENIED 7
+
+#define RESOURCE_EXHAUSTED 8
+
+#define UNIMPLEMENTED 12
+
+#define INTERNAL 13
+
+#define UNAVAILABLE 14
+
+#define UNAUTHENTICATED 16
+
+// Flag of an ended call: its worker was silent for too long.
+#define WR_SILENT 1
 
 // Whose fault an error is and what the HTTP side makes of it.
 enum WrCode
@@ -38,6 +61,19 @@ typedef enum WrCode WrCode;
 typedef int32_t WrCode;
 #endif // __STDC_VERSION__ >= 202311L
 
+// What `WrEvent::kind` says.
+typedef enum WrEventKind {
+  // `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
+  // those say that it failed, `data` is the message that led to it; else it is null.
+  WR_EVENT_KIND_FED = 0,
+  // `data` is a message that was not fed.
+  WR_EVENT_KIND_MESSAGE = 1,
+  // The call's last event: `status` is a gRPC code, `data` its details; `flags` may be `WR_SILENT`.
+  WR_EVENT_KIND_ENDED = 2,
+  // The client's socket takes no more: see `wr_stream_rest`. `status` is 1 if it is broken, else 0.
+  WR_EVENT_KIND_BLOCKED = 3,
+} WrEventKind;
+
 // What `wr_stream_report` can tell.
 typedef enum WrReport {
   // The whole answer as one JSON object (not streaming).
@@ -47,6 +83,12 @@ typedef enum WrReport {
   // Token counts and inter-token times as a JSON object.
   WR_REPORT_STATS = 2,
 } WrReport;
+
+// One gRPC call.
+typedef struct WrCall WrCall;
+
+// The process's connections to its workers, with a thread of their own.
+typedef struct WrNet WrNet;
 
 // A rendered, tokenised and encoded request.
 typedef struct WrPrepared WrPrepared;
@@ -84,7 +126,20 @@ typedef struct WrPreparedView {
   int64_t max_new_tokens;
 } WrPreparedView;
 
-// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`) and
+// Something that happened to a call; the pointer lives until the next `wr_net_events`.
+typedef struct WrEvent {
+  // As given to `wr_net_generate` or `wr_net_unary`.
+  uint64_t tag;
+  // A `WrEventKind`.
+  uint32_t kind;
+  uint32_t flags;
+  uint32_t messages;
+  int32_t status;
+  const uint8_t *data;
+  size_t len;
+} WrEvent;
+
+// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`) and
 // `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 //
 // # Safety
@@ -231,3 +286,135 @@ void wr_stream_free(struct WrStream *handle);
 // # Safety
 // See the module's conventions.
 int32_t wr_first_failure(const uint8_t *message, size_t message_len, struct WrBytes *out);
+
+// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_net_new(const uint8_t *options,
+                   size_t options_len,
+                   struct WrNet **out,
+                   struct WrError *err);
+
+// An eventfd, not blocking, that is readable when `wr_net_events` has something to tell. It lives as long as
+// the net.
+//
+// # Safety
+// `handle` is live.
+int32_t wr_net_fd(const struct WrNet *handle);
+
+// Makes the eventfd unreadable and tells what has happened. The events live until the next call.
+//
+// # Safety
+// `handle` is live; no other thread is in this function.
+void wr_net_events(struct WrNet *handle, const struct WrEvent **out, size_t *count);
+
+// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
+// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
+// between messages; 0: for ever.
+//
+// # Safety
+// See the module's conventions. The stream may be freed before the call.
+int32_t wr_net_generate(struct WrNet *handle,
+                        const uint8_t *address,
+                        size_t address_len,
+                        const uint8_t *request,
+                        size_t request_len,
+                        struct WrStream *stream,
+                        uint32_t choice,
+                        uint64_t tag,
+                        uint64_t first_ms,
+                        uint64_t token_ms,
+                        struct WrCall **out,
+                        struct WrError *err);
+
+// Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_net_unary(struct WrNet *handle,
+                     const uint8_t *address,
+                     size_t address_len,
+                     const uint8_t *method,
+                     size_t method_len,
+                     const uint8_t *request,
+                     size_t request_len,
+                     uint64_t tag,
+                     uint64_t timeout_ms,
+                     struct WrCall **out,
+                     struct WrError *err);
+
+// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+//
+// # Safety
+// `handle` is live or null.
+void wr_call_cancel(struct WrCall *handle);
+
+// Cancels and frees.
+//
+// # Safety
+// `handle` came from `wr_net_generate` or `wr_net_unary` and is freed once; its net may be freed before.
+void wr_call_free(struct WrCall *handle);
+
+// Drops the connections to a worker; its calls end with UNAVAILABLE.
+//
+// # Safety
+// See the module's conventions.
+void wr_net_forget(struct WrNet *handle, const uint8_t *address, size_t address_len);
+
+// Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
+//
+// # Safety
+// See the module's conventions.
+int64_t wr_net_heard(const struct WrNet *handle, const uint8_t *address, size_t address_len);
+
+// Cancels all calls and ends the thread.
+//
+// # Safety
+// `handle` came from `wr_net_new` and is freed once; no other call on it is under way.
+void wr_net_free(struct WrNet *handle);
+
+// Lends the client's socket: what is ready, and what will be, is written to it as chunks of HTTP/1.1, with no
+// last chunk. Ask `wr_stream_rest` afterwards, as after each call of yours that may write (`wr_stream_feed`,
+// `wr_stream_end`, `wr_stream_fail`, `wr_stream_ping`, `wr_stream_resume`): events tell only of what the
+// transport's own thread could not write.
+//
+// # Safety
+// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
+int32_t wr_stream_lend(struct WrStream *handle, int32_t fd, struct WrError *err);
+
+// What the socket did not take, framed, to be sent by the caller (borrowed until the next call on this stream).
+// Empty if it has taken everything, or if this was told already. May be asked after `wr_stream_reclaim` too.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_rest(struct WrStream *handle,
+                       struct WrBytes *out,
+                       struct WrError *err);
+
+// The rest was sent: what has come meanwhile is written, and the calls go on. Nothing happens if the socket is
+// not blocked.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_resume(struct WrStream *handle,
+                         struct WrError *err);
+
+// Takes the socket back: when this returns it is not touched any more, and bytes are for `wr_stream_take` again.
+// `written` (may be null): bytes of the chunks' contents that were sent, or handed over as the rest.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_reclaim(struct WrStream *handle,
+                          uint64_t *written,
+                          struct WrError *err);
+
+// Writes `data` as a chunk to a lent socket, if nothing was written for `idle_ms` and it is not blocked.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_stream_ping(struct WrStream *handle,
+                       const uint8_t *data,
+                       size_t len,
+                       uint64_t idle_ms,
+                       struct WrError *err);

@@ -17,6 +17,14 @@ cdef extern from "wsgi_router_core.h" nogil:
         WR_REPORT_FAILURE
         WR_REPORT_STATS
 
+    enum: WR_SILENT
+
+    enum WrEventKind:
+        WR_EVENT_KIND_FED
+        WR_EVENT_KIND_MESSAGE
+        WR_EVENT_KIND_ENDED
+        WR_EVENT_KIND_BLOCKED
+
     struct WrBytes:
         uint8_t *ptr
         size_t len
@@ -45,6 +53,21 @@ cdef extern from "wsgi_router_core.h" nogil:
         size_t body_len
         int64_t max_new_tokens
 
+    struct WrNet:
+        pass
+
+    struct WrCall:
+        pass
+
+    struct WrEvent:
+        uint64_t tag
+        uint32_t kind
+        uint32_t flags
+        uint32_t messages
+        int32_t status
+        const uint8_t *data
+        size_t len
+
     void wr_facts(WrBytes *out)
     uint64_t wr_json_work(const uint8_t *data, size_t len)
     void wr_bytes_free(WrBytes bytes)
@@ -72,3 +95,22 @@ cdef extern from "wsgi_router_core.h" nogil:
     int32_t wr_stream_report(WrStream *handle, uint32_t kind, WrBytes *out, WrError *err)
     void wr_stream_free(WrStream *handle)
     int32_t wr_first_failure(const uint8_t *message, size_t message_len, WrBytes *out)
+    int32_t wr_net_new(const uint8_t *options, size_t options_len, WrNet **out, WrError *err)
+    int32_t wr_net_fd(const WrNet *handle)
+    void wr_net_events(WrNet *handle, const WrEvent **out, size_t *count)
+    int32_t wr_net_generate(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *request,
+                            size_t request_len, WrStream *stream, uint32_t choice, uint64_t tag, uint64_t first_ms,
+                            uint64_t token_ms, WrCall **out, WrError *err)
+    int32_t wr_net_unary(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *method,
+                         size_t method_len, const uint8_t *request, size_t request_len, uint64_t tag,
+                         uint64_t timeout_ms, WrCall **out, WrError *err)
+    void wr_call_cancel(WrCall *handle)
+    void wr_call_free(WrCall *handle)
+    void wr_net_forget(WrNet *handle, const uint8_t *address, size_t address_len)
+    int64_t wr_net_heard(const WrNet *handle, const uint8_t *address, size_t address_len)
+    void wr_net_free(WrNet *handle)
+    int32_t wr_stream_lend(WrStream *handle, int32_t fd, WrError *err)
+    int32_t wr_stream_rest(WrStream *handle, WrBytes *out, WrError *err)
+    int32_t wr_stream_resume(WrStream *handle, WrError *err)
+    int32_t wr_stream_reclaim(WrStream *handle, uint64_t *written, WrError *err)
+    int32_t wr_stream_ping(WrStream *handle, const uint8_t *data, size_t len, uint64_t idle_ms, WrError *err)

@@ -231,7 +231,7 @@ def test_requests_of_a_wrong_type_are_not_described(parse: Any, fields: dict[str
         ("tools", [[test_schema_tools.tool(f"f{number}") for number in range(129)]]),
         ("functions", [[{"name": "a b"}], [{"name": "x" * 65}]]),
         ("reasoning_effort", ["extreme"]),
-        ("lora_path", ["x"]),
+        ("lora_path", [["x"], 3]),
     ],
 )
 def test_limits_are_told(field: str, outside: list[Any]) -> None:

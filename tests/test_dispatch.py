@@ -344,10 +344,10 @@ def test_a_stream_that_ends_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     generations = [bench.open() for _ in range(20)]
     for generation in generations:
         generation.finish(0, cancel=False)
-    assert len(bench.dispatcher.endings) == 20
+    assert len(bench.dispatcher.shared.endings) == 20
     for stream in bench.transport.streams:
         stream.put(None)
-    wait_until(lambda: len(bench.dispatcher.endings) == 0)
+    wait_until(lambda: len(bench.dispatcher.shared.endings) == 0)
     assert later == [bench.settings.close_timeout]  # one timer for all of them
     for generation in generations:
         generation.close()

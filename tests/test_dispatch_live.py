@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,16 +18,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.flow import Client, Flow, body, collect, error_of, ids_of, seconds
+from tests.support import tiny
+from tests.support.events import Events
+from tests.support.flow import Client, Flow, body, collect, error_of, ids_of, job, seconds
 from tests.support.hung_worker import HungWorkers
-from tests.support.modes import MODES, run
+from tests.support.modes import TRANSPORT_MODES, run
 from tests.support.processes import Worker, wait_until
 from wsgi_router import runtime
 from wsgi_router.dispatch import ENDED, GenerateJob, Generation
 from wsgi_router.errors import ClientGone, UpstreamError
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.native import Stream, Tokenizer
+from wsgi_router.workers.transport import Patience, RpcFailure
 
-both = pytest.mark.parametrize("mode", MODES)
+both = pytest.mark.parametrize("mode", TRANSPORT_MODES)
 
 FIVE, SLOW, WAIT, BURST, BROKEN, ABORTED, HANG = ([1000 + n, 77] for n in range(7))
 ANSWERS: list[tuple[list[int], dict[str, Any]]] = [
@@ -149,10 +153,30 @@ def silence_scenario(port: int) -> None:
 def backpressure_scenario(port: int) -> None:
     """Nothing is lost behind a slow consumer, and not more than the queue is kept."""
     flow = Flow(port, queue_size=20)
+    if flow.transport.feeds:
+        return fed_backpressure(flow)
     generation = flow.open(BURST)
     time.sleep(0.5)
     assert len(generation._queue.ready) <= 21
     assert len(ids_of(collect(generation)[0])) in (599, 600)  # Complete repeats or carries the last
+    generation.close()
+    flow.assert_idle()
+
+
+def fed_backpressure(flow: Flow) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer = Tokenizer(str(tiny.write(Path(folder))))
+    options = {"id": "x", "created": 0, "model": "m", "streaming": True, "ignore_eos": True}
+    answer = Stream(tokenizer, json.dumps(options).encode())
+    generation = flow.dispatcher.open(job(BURST, 600), answer=answer)
+    time.sleep(0.5)
+    assert 20 <= answer.stats()["completion_tokens"] <= 100, "not more than the queue and one batch"
+    taken = b""
+    while not generation.exhausted:
+        generation.wait(20)
+        generation.take()
+        taken += answer.take()
+    assert answer.stats()["completion_tokens"] == 600
     generation.close()
     flow.assert_idle()
 
@@ -248,8 +272,7 @@ def hung_scenario(port: int, hung: list[int]) -> None:
     for worker in flow.pool.workers[1:]:
         for _ in range(3):
             lease = worker.lease()
-            stream = flow.transport.open_stream(worker, b"")
-            runtime.spawn(lambda s=stream: error_of(lambda: list(s)))
+            hang(flow, worker)
             lease.release()
         flow.transport.abort(worker, "x")
         runtime.spawn(lambda w=worker: error_of(lambda: flow.transport.unary(w, "HealthCheck", b"", 5)))
@@ -264,6 +287,15 @@ def hung_scenario(port: int, hung: list[int]) -> None:
     assert seconds(ask) < 20
     assert seconds(lambda: socket.getaddrinfo("localhost", 80)) < 20
     flow.transport.close()
+
+
+def hang(flow: Flow, worker: Any) -> None:
+    """A stream that nothing comes of."""
+    if flow.transport.feeds:
+        flow.transport.feed(worker, b"", None, 0, Patience(60, 60), Events())
+    else:
+        stream = flow.transport.open_stream(worker, b"")
+        runtime.spawn(lambda: error_of(lambda: list(stream)))
 
 
 @both

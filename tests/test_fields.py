@@ -118,9 +118,10 @@ def cases() -> Iterator[Any]:
             values += [(None, TYPE), (..., MISSING)] if row.needed else []
             for value, code in values:
                 yield pytest.param(route, path, value, code, id=f"{route}-{path}-{str(value)[:20]}")
-    for route, rows in ((NAMED[name], fields.not_supported) for name, (fields, _) in REQUESTS.items()):
-        prefix = "sampling_params." if "spaces_between_special_tokens" in rows else ""
-        for name in rows:
+    for kind, (fields, _) in REQUESTS.items():
+        route, names = NAMED[kind], fields.not_supported
+        prefix = "sampling_params." if "spaces_between_special_tokens" in names else ""
+        for name in names:
             for value in NOT_SUPPORTED.outside:
                 yield pytest.param(
                     route, prefix + name, value, UNSUPPORTED, id=f"{route}-{prefix}{name}-{str(value)[:20]}"

@@ -106,6 +106,7 @@ INERT: list[dict[str, Any]] = [
     {"service_tier": "flex"},
     {"safety_identifier": "s"},
     {"prompt_cache_retention": "24h"},
+    {"prompt_cache_options": {"a": 1}},
     {"prompt_cache_key": "k"},
     {"rid": "mine"},
     {"modalities": ["text"]},

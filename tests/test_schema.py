@@ -314,7 +314,8 @@ def test_a_part_that_refuses_is_text_for_the_template() -> None:
 
 def test_what_the_sdk_parsed_does_not_reach_the_template() -> None:
     """It sends back whole what its parse() gave out."""
-    parsed = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+    function: Any = CALL["function"]
+    parsed = {**CALL, "function": {**function, "parsed_arguments": {"a": 1}}}
     called = {"role": "assistant", "content": "", "tool_calls": [CALL, parsed], "parsed": None}
     said = {"role": "assistant", "content": "{}", "parsed": {}}
     assert parse(messages=[called, said]).raw_messages == [

@@ -87,7 +87,7 @@ def test_nothing_is_lost_in_the_form_that_a_client_chose(name: str, folder: Path
     core, _ = _both(name, folder)
     prompts = set()
     for arguments in ({"city": SECRETS["argument"]}, json.dumps({"city": SECRETS["argument"]})):
-        case = {"messages": _telling(arguments, None), "tools": conversations.PLAIN_TOOLS}
+        case: dict[str, Any] = {"messages": _telling(arguments, None), "tools": conversations.PLAIN_TOOLS}
         case["kwargs"] = {"functions": "[]", "datetime": "2024-07-06"}
         prompts.add(templates.rendered(core, case))
     (prompt,) = prompts

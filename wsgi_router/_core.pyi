@@ -1,7 +1,7 @@
 """The native core as Python sees it. ``wsgi_router.native`` alone imports it."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 #: Flags that ``Stream.feed`` and ``Stream.end`` return, or-ed.
 OUTPUT: int
@@ -62,7 +62,7 @@ class Prepared:
     def token_ids(self) -> list[int]: ...
 
 class Stream:
-    """The answer to one request, all its choices; used by one thread at a time."""
+    """The answer to one request, all its choices; used by one thread at a time, and by calls that feed it."""
 
     def __init__(self, tokenizer: Tokenizer, options: bytes) -> None: ...
     def feed(self, choice: int, message: bytes) -> int:
@@ -87,3 +87,76 @@ class Stream:
         """``prompt_tokens``, ``completion_tokens``, ``cached_tokens``, ``reasoning_tokens``,
         ``finish_reasons``; inter-token times: ``itl_buckets`` (counts, not cumulative),
         ``itl_sum`` (seconds), ``itl_count``."""
+
+    def lend(self, descriptor: int) -> None:
+        """From here on what is ready is written to this socket as HTTP/1.1 chunks, by whoever feeds."""
+
+    def rest(self) -> bytes:
+        """What the socket did not take: bytes that are chunks already."""
+
+    def resume(self) -> None:
+        """The rest is sent: go on."""
+
+    def reclaim(self) -> int:
+        """Takes the socket back; returns how many bytes of content were given to it. ``rest`` may follow."""
+
+    def ping(self, data: bytes, idle_seconds: float) -> None:
+        """Writes a chunk if nothing was written for so long."""
+
+class Call:
+    """A call to a worker."""
+
+    def close(self) -> None:
+        """Cancels it if it still runs; no event follows. Idempotent."""
+
+class CallSink(Protocol):
+    """What ``Net.deliver`` calls."""
+
+    def fed(self, flags: int, message: bytes | None, /) -> None:
+        """The answer has taken messages in; ``flags`` or-ed. ``message``: the one that led to FAILED."""
+
+    def message(self, message: bytes, /) -> None: ...
+    def blocked(self) -> None:
+        """The lent socket takes no more; see ``Stream.rest``."""
+
+    def ended(self, status: int, details: str, silent: bool, /) -> None:
+        """The end, with a gRPC status; ``silent``: nothing came before its deadline."""
+
+class UnarySink(Protocol):
+    def message(self, message: bytes, /) -> None: ...
+    def ended(self, status: int, details: str, silent: bool, /) -> None: ...
+
+class Net:
+    """Calls to workers over HTTP/2, in a thread of its own; to be made after the fork.
+
+    ``options``: JSON, see ``net::Options``. Addresses are HOST:PORT.
+    """
+
+    def __init__(self, options: bytes) -> None: ...
+    def fileno(self) -> int:
+        """Readable when ``deliver`` has something to do."""
+
+    def deliver(self) -> None:
+        """Tells the sinks what has happened."""
+
+    def generate(
+        self,
+        address: str,
+        request: bytes,
+        stream: Stream | None,
+        choice: int,
+        first_seconds: float,
+        token_seconds: float,
+        sink: CallSink,
+    ) -> Call:
+        """Starts Generate; messages are fed to ``stream``, or given to ``sink`` if it is None."""
+
+    def unary(self, address: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call: ...
+    def forget(self, address: str) -> None:
+        """Drops the connections to a worker."""
+
+    def heard(self, address: str) -> float | None:
+        """Seconds since anything of a call came from a worker."""
+
+    def close(self) -> None:
+        """Cancels all calls and ends the thread. Idempotent."""

@@ -3,11 +3,11 @@
 A request is one job or several, one for each of its prompts; the choices of all of them count up from 0.
 
     Dispatcher.open ──▶ Generation ◀── wait/take/finish/close ── postprocess
-                           │ one bounded queue
-                           └── a reader (greenlet or thread) for each choice ◀── transport's stream
+                           │ one bounded queue (`choices`)
+                           └── a reader (greenlet or thread) for each choice, or the transport's events
 
-A choice ends once, whoever comes first: its reader at the RPC's end, `finish`, or `close`. Ending it returns
-its lease; the RPC is cancelled, and Abort sent, only if the worker is not done with it.
+A choice ends once, whoever comes first: its RPC's end, `finish`, or `close`. Ending it returns its lease; the
+RPC is cancelled, and Abort sent, only if the worker is not done with it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import secrets
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from wsgi_router import observability, runtime
+from wsgi_router.choices import BLOCKED, ENDED, Blocked, Broken, Choice, Ended, Item, Queue, Ready, Shared
 from wsgi_router.endings import Endings
 from wsgi_router.errors import (
     ClientGone,
@@ -35,54 +33,32 @@ from wsgi_router.errors import (
 )
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import GenerateJob, MessageStream, RpcFailure, Transport
+from wsgi_router.workers.transport import (
+    GenerateJob,
+    GenerateTransport,
+    Patience,
+    RpcFailure,
+)
 from wsgi_router.workers.worker import Lease, Worker
 
-__all__ = ["ENDED", "Dispatcher", "Ended", "GenerateJob", "Generation", "RpcFailure"]
+__all__ = [
+    "BLOCKED",
+    "ENDED",
+    "Blocked",
+    "Broken",
+    "Dispatcher",
+    "Ended",
+    "GenerateJob",
+    "Generation",
+    "RpcFailure",
+]
 
 _LOG = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 2
-_LEAST_PAUSE: Final = 0.01
-_ID_BYTES: Final = 16
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
-
-
-class Ended:
-    """The RPC of a choice ended with status OK."""
-
-    def __repr__(self) -> str:
-        return "ENDED"
-
-
-ENDED: Final = Ended()
-Item = bytes | Ended | RpcFailure
-Ready = tuple[int, Item]
-
-
-class _Choice:
-    """One RPC with its lease."""
-
-    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stale", "stream")
-
-    def __init__(
-        self, index: int, request_id: str, lease: Lease, stream: MessageStream, patience: float
-    ) -> None:
-        self.index = index
-        self.request_id = request_id
-        self.lease = lease
-        self.stream: MessageStream | None = stream  # None: the RPC has ended
-        self.last = time.monotonic()
-        self.patience = patience  # longest silence after `last`, in seconds
-        self.ended = False  # for the request; its reader may still wait for the RPC's end
-        self.blocked = False  # its reader waits for room, so silence is not the worker's
-        self.stale = False  # another attempt has taken its place
-
-    def __repr__(self) -> str:
-        return f"<choice {self.index} {'open' if self.stream else 'ended'} {self.lease!r}>"
 
 
 class _Opening:
@@ -98,142 +74,23 @@ class _Opening:
         self.tried: list[Worker] = []
 
 
-class _Queue:
-    """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
-    that a Generation that is dropped without `close` can be noticed."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self.dispatcher = dispatcher
-        self.ready: deque[tuple[_Choice, Item]] = deque()
-        self.wakeup = runtime.wakeup()
-        self.room: deque[runtime.Wakeup] = deque()
-        self.choices: dict[int, _Choice] = {}  # those not ended yet, by index
-        self.closed = False
-        self._lock = threading.Lock()
-
-    def read(self, choice: _Choice, stream: MessageStream) -> None:
-        """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
-        ready, wake, limit = self.ready, self.wakeup.set, self.dispatcher.queue_size
-        clock, patience = time.monotonic, self.dispatcher.token_timeout
-        worker = choice.lease.worker
-        end: Ended | RpcFailure = ENDED
-        try:
-            for message in stream:
-                if choice.ended:
-                    continue
-                choice.last = worker.heard = clock()
-                choice.patience = patience
-                ready.append((choice, message))
-                wake()
-                if len(ready) >= limit:
-                    self._wait_for_room(choice)
-        except RpcFailure as failure:
-            end = failure.with_traceback(None)  # which would tie the queue to its own frames
-        except Exception as error:
-            _LOG.exception("reading from %s failed", choice.lease.worker.url)
-            end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
-        choice.stream = None
-        self.dispatcher.endings.forget(choice)
-        if self.end(choice, end):
-            self.dispatcher.note_end(choice.lease.worker, end)
-
-    def _wait_for_room(self, choice: _Choice) -> None:
-        """Holds the reader, and by gRPC's flow control the worker, until the consumer has caught up."""
-        room = runtime.wakeup()
-        choice.blocked = True
-        while len(self.ready) >= self.dispatcher.queue_size and not choice.ended:
-            self.room.append(room)
-            if len(self.ready) >= self.dispatcher.queue_size and not choice.ended:
-                room.wait()
-        choice.last = time.monotonic()
-        choice.blocked = False
-
-    def make_room(self) -> None:
-        """Lets waiting readers look again."""
-        while self.room:
-            try:
-                self.room.popleft().set()
-            except IndexError:  # another thread was faster
-                return
-
-    def start(self, choice: _Choice) -> None:
-        """Adds a choice and starts its reader; ends it at once if the request was closed meanwhile."""
-        with self._lock:
-            if not self.closed:
-                self.choices[choice.index] = choice
-                stream = choice.stream
-                assert stream is not None
-                runtime.spawn(self.read, choice, stream)
-                return
-        self._drop(choice)
-
-    def end(self, choice: _Choice, last: Ended | RpcFailure | None = None) -> bool:
-        """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
-        with self._lock:
-            if self.choices.get(choice.index) is not choice:
-                return False
-            if last is not None:
-                self.ready.append((choice, last))
-            del self.choices[choice.index]
-            choice.ended = True
-        choice.lease.release()
-        if last is not None:
-            self.wakeup.set()
-        if choice.blocked:
-            self.make_room()
-        return True
-
-    def cancel(self, choice: _Choice, last: RpcFailure | None = None) -> bool:
-        """Ends a choice that the worker still works on. True for the one caller that did so."""
-        ended = self.end(choice, last)
-        if ended:
-            self._drop(choice)
-        return ended
-
-    def expire(self, now: float) -> float:
-        """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
-        pause = math.inf
-        for choice in list(self.choices.values()):
-            left = choice.last + choice.patience - now
-            if left <= 0 and not choice.blocked:
-                silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
-                if self.cancel(choice, silence):
-                    self.dispatcher.pool.report(choice.lease.worker, Event.CALL_SILENT)
-            pause = min(pause, max(left, _LEAST_PAUSE))
-        return pause
-
-    def _drop(self, choice: _Choice) -> None:
-        choice.lease.release()
-        stream = choice.stream
-        if stream is not None:
-            stream.close()
-            self.dispatcher.transport.abort(choice.lease.worker, choice.request_id)
-
-    def let_end(self, choice: _Choice) -> None:
-        """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
-        if self.end(choice):
-            self.dispatcher.endings.watch(choice)
-
-    def close(self) -> None:
-        """Cancels all that is open. Idempotent."""
-        with self._lock:
-            self.closed = True
-        for choice in list(self.choices.values()):
-            self.cancel(choice)
-        self.make_room()
-        self.wakeup.set()
-
-
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
-    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None) -> None:
-        self._queue = _Queue(dispatcher)
+    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None, answer: Any) -> None:
+        self._dispatcher = dispatcher
+        self._queue = Queue(dispatcher.shared)
         self._client = client
+        self.answer = answer
         self._opening: dict[int, _Opening] = {}  # by the index of the choice
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
+
+    @property
+    def fed(self) -> bool:
+        """Whether the transport takes messages in by itself."""
+        return self._queue.shared.transport.feeds
 
     @property
     def closed(self) -> bool:
@@ -242,7 +99,7 @@ class Generation:
     @property
     def defer(self) -> Callable[[Callable[[], object]], None]:
         """Runs a function elsewhere; for finalisers (`runtime.deferrer`)."""
-        return self._queue.dispatcher.defer
+        return self._queue.shared.defer
 
     @property
     def client_gone(self) -> bool:
@@ -277,7 +134,7 @@ class Generation:
             if client is not None and client.poll_seconds is not None:
                 client.poll(now)
                 pause = min(pause, client.poll_seconds)
-            queue.wakeup.wait(pause)
+            queue.wakeup.wait(None if pause == math.inf else pause)
             if queue.ready:
                 return True
             now = time.monotonic()
@@ -310,12 +167,12 @@ class Generation:
             if not ready and runtime.drain.due():
                 raise DrainingError
 
-    def _begun(self, choice: _Choice, item: Item) -> bool:
+    def _begun(self, choice: Choice, item: Item) -> bool:
         """Looks at what came of a choice. False if it is a failure, and another worker was asked instead."""
         opening = self._opening.get(choice.index)
         if opening is None or choice.stale:
             return not choice.stale
-        dispatcher, worker = self._queue.dispatcher, choice.lease.worker
+        dispatcher, worker = self._dispatcher, choice.lease.worker
         error = dispatcher.error_of(item)
         if error is None:
             del self._opening[choice.index]
@@ -345,7 +202,7 @@ class Generation:
     def __del__(self) -> None:
         if not self._queue.closed:
             # The server forgot `close`, and a finaliser may run anywhere, so the work is done elsewhere.
-            self._queue.dispatcher.defer(functools.partial(_close_all, self._queue, self._client))
+            self._queue.shared.defer(functools.partial(_close_all, self._queue, self._client))
 
     def __repr__(self) -> str:
         queue = self._queue
@@ -353,7 +210,7 @@ class Generation:
         return f"<Generation {state} choices={list(queue.choices.values())!r} ready={len(queue.ready)}>"
 
 
-def _close_all(queue: _Queue, client: runtime.ClientWatch | None) -> None:
+def _close_all(queue: Queue, client: runtime.ClientWatch | None) -> None:
     runtime.drain.unsubscribe(queue.wakeup)
     if client is not None:
         client.close()
@@ -369,16 +226,19 @@ class Dispatcher:
     def __init__(
         self,
         pool: WorkerPool,
-        transport: Transport,
+        transport: GenerateTransport,
         settings: Settings,
         first_failure: Callable[[bytes], str | None],
     ) -> None:
-        self.pool = pool
-        self.transport = transport
-        self.queue_size = settings.queue_size
-        self.token_timeout = settings.token_timeout
-        self.endings = Endings(settings.close_timeout)
-        self.defer = runtime.deferrer()
+        self.shared = Shared(
+            pool,
+            transport,
+            Endings(settings.close_timeout),
+            runtime.deferrer(),
+            settings.queue_size,
+            settings.token_timeout,
+        )
+        self._pool = pool
         self._first_token_timeout = settings.first_token_timeout
         self._answer_timeout = settings.answer_timeout
         self._first_failure = first_failure
@@ -388,8 +248,11 @@ class Dispatcher:
         jobs: GenerateJob | Sequence[GenerateJob],
         client: runtime.ClientWatch | None = None,
         patience: float | None = None,
+        answer: Any = None,
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
+
+        `answer`: the native stream, for a transport that feeds it by itself.
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
@@ -402,7 +265,7 @@ class Dispatcher:
             streamed = all(job.streamed for job in jobs)
             patience = self._first_token_timeout if streamed else self._answer_timeout
         deadline = time.monotonic() + patience
-        generation = Generation(self, client)
+        generation = Generation(self, client, answer)
         try:
             for number, job in enumerate(jobs):
                 index = number * job.choices
@@ -414,13 +277,6 @@ class Dispatcher:
             generation.close()
             raise
         return generation
-
-    def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
-        """Takes in how an RPC that nobody here has cancelled came to its end."""
-        if end is ENDED:
-            self.pool.report(worker, Event.CALL_OK)
-        elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
-            self.pool.report(worker, Event.CALL_UNREACHABLE)
 
     def start(
         self,
@@ -439,7 +295,7 @@ class Dispatcher:
                 if near is not None and near.available() and not tried:
                     lease = near.lease()
                 else:
-                    lease = self.pool.select(job.model, job.hints, tried, job.adapter)
+                    lease = self._pool.select(job.model, job.hints, tried, job.adapter)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
@@ -468,28 +324,36 @@ class Dispatcher:
             return UpstreamError.from_grpc(first.code, first.details)
         if isinstance(first, Ended):
             return WorkerProtocolError("The worker ended the request without an answer.")
+        if type(first) is not bytes:
+            return None
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
     def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
         """Starts an RPC and its reader; the lease is the generation's from here on."""
-        request_id = secrets.token_hex(_ID_BYTES)
-        job = opening.job
+        request_id = runtime.random_id()
+        job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
+        transport = self.shared.transport
+        patience = opening.deadline - time.monotonic()
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
             if job.adapter:
-                request += _adapter_field(lease.worker, job.adapter)
-            stream = self.transport.open_stream(lease.worker, request)
+                request += _adapter_field(worker, job.adapter)
+            if transport.feeds:
+                limits = Patience(patience, self.shared.token_timeout)
+                call = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
+                queue.feed(Choice(index, request_id, lease, None, math.inf), call)
+            else:
+                stream = transport.open_stream(worker, request)
+                queue.start(Choice(index, request_id, lease, stream, patience))
         except BaseException as error:
             lease.release()
             if isinstance(error, RpcFailure):
-                self.note_end(lease.worker, error)
+                self.shared.note_end(worker, error)
             raise
-        patience = opening.deadline - time.monotonic()
-        generation._queue.start(_Choice(opening.index, request_id, lease, stream, patience))
 
     def __repr__(self) -> str:
-        return f"<Dispatcher {self.pool!r}>"
+        return f"<Dispatcher {self._pool!r}>"
 
 
 def _adapter_field(worker: Worker, name: str) -> bytes:

@@ -7,13 +7,13 @@ import time
 from typing import Protocol
 
 from wsgi_router import runtime
-from wsgi_router.workers.transport import MessageStream
+from wsgi_router.workers.transport import Call, MessageStream
 
 
 class _Ending(Protocol):
     """What is looked at of a choice."""
 
-    stream: MessageStream | None
+    stream: MessageStream | Call | None
 
 
 class Endings:
@@ -43,7 +43,7 @@ class Endings:
         return len(self._due)
 
     def _look(self) -> None:
-        late: list[MessageStream] = []
+        late: list[MessageStream | Call] = []
         now, pause = time.monotonic(), 0.0
         with self._lock:
             for choice, due in list(self._due.items()):

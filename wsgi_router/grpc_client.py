@@ -12,7 +12,7 @@ import functools
 import logging
 import threading
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import grpc
 
@@ -93,7 +93,9 @@ class GrpcStream:
 
 
 class GrpcTransport:
-    """See `transport.Transport`. To be made after the fork; under gevent, after patching."""
+    """See `transport.PulledTransport`. To be made after the fork; under gevent, after patching."""
+
+    feeds: Literal[False] = False
 
     def __init__(self, settings: Settings) -> None:
         if runtime.patched():
@@ -114,6 +116,9 @@ class GrpcTransport:
             return GrpcStream(connection.generate(request, wait_for_ready=False), connection)
         except ValueError as error:  # the channel was closed in between
             raise RpcFailure("UNAVAILABLE", str(error)) from None
+
+    def heard(self, worker: Worker) -> float:
+        return worker.heard
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
         slots = self._embed_slots if method == "Embed" else self._unary_slots

@@ -11,12 +11,13 @@ import functools
 import logging
 import os
 import re
-import secrets
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from wsgi_router import runtime
 
 LOGGER: Final = logging.getLogger("wsgi_router")
 MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -51,7 +52,7 @@ def request_id(sent: str | None) -> str:
     """The client's id of a request if it is 1 to 128 visible ASCII characters, else a new one."""
     if sent is not None and _ID.fullmatch(sent):
         return sent
-    return "req_" + secrets.token_hex(16)
+    return "req_" + runtime.random_id()
 
 
 def printable(text: str, limit: int) -> str:
@@ -63,8 +64,11 @@ class Metrics:
     """All metrics of the router. Made once a process, by `metrics()`."""
 
     def __init__(self, token_bounds: Sequence[float]) -> None:
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
 
+        if os.environ.get(MULTIPROCESS_VARIABLE):
+            # It asks for the process's id at each change of each value.
+            values.ValueClass = values.MultiProcessValue(runtime.process_id)  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         common: Any = {"namespace": "wsgi_router", "registry": self.registry}
         self.requests = Counter("requests", "Requests answered.", ["route", "status"], **common)

@@ -6,13 +6,14 @@ is bound to a request's context, so an answer may be dropped anywhere.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from wsgi_router import observability, runtime
-from wsgi_router.dispatch import ENDED, Ended, Generation
+from wsgi_router.dispatch import BLOCKED, ENDED, Broken, Ended, Generation
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -40,12 +41,29 @@ class AnswerStream(Protocol):
     """What is used of the native core's Stream."""
 
     def feed(self, choice: int, message: bytes, /) -> int: ...
+    def lend(self, descriptor: int, /) -> None: ...
+    def rest(self) -> bytes: ...
+    def resume(self) -> None: ...
+    def reclaim(self) -> int: ...
+    def ping(self, data: bytes, idle_seconds: float, /) -> None: ...
     def end(self, choice: int, /) -> int: ...
     def fail(self, error: bytes, /) -> None: ...
     def take(self) -> bytes: ...
     def result(self) -> bytes: ...
     def failure(self) -> str | None: ...
     def stats(self) -> dict[str, Any]: ...
+
+
+class Loan(Protocol):
+    """A client's socket that the core may write to, as HTTP/1.1 chunks, once the first bytes are sent."""
+
+    descriptor: int
+
+    def send(self, data: bytes) -> None:
+        """Sends bytes that are chunks already; blocks while the client reads slowly. Raises OSError."""
+
+    def count(self, written: int) -> None:
+        """The core has written so many bytes of content."""
 
 
 class _Answer:
@@ -55,6 +73,8 @@ class _Answer:
         self.generation = generation
         self.stream = stream
         self.done = False
+        self.loan: Loan | None = None
+        self.lent = False
         self._on_end: OnEnd | None = on_end
 
     def feed(self) -> None:
@@ -65,10 +85,17 @@ class _Answer:
         generation, stream = self.generation, self.stream
         taken = generation.take()
         for choice, item in taken:
-            if type(item) is bytes:
+            if type(item) is int:
+                flags = item
+            elif type(item) is bytes:
                 flags = stream.feed(choice, item)
             elif item is ENDED:
                 flags = stream.end(choice)
+            elif item is BLOCKED:
+                self.unblock()
+                continue
+            elif isinstance(item, Broken):
+                flags, item = item
             else:
                 raise _upstream_error(item)
             if flags & _SPECIAL:
@@ -86,7 +113,28 @@ class _Answer:
         if flags & ALL_DONE:
             self.done = True
 
-    def _failure(self, item: bytes | Ended | RpcFailure) -> RouterError:
+    def lend(self) -> None:
+        """From here on the core writes to the client's socket by itself, if it was offered."""
+        if self.loan is not None and not self.done:
+            self.lent = True
+            self.stream.lend(self.loan.descriptor)
+            self.unblock()
+
+    def unblock(self) -> None:
+        """Sends what the socket did not take, as fast as the client reads, and lets the core go on."""
+        if self.lent and self.loan is not None:
+            while rest := self.stream.rest():
+                self.loan.send(rest)
+                self.stream.resume()
+
+    def reclaim(self) -> None:
+        """Takes the socket back, and sends what the core has not. Idempotent."""
+        if self.lent and self.loan is not None:
+            self.lent = False
+            self.loan.count(self.stream.reclaim())
+            self.loan.send(self.stream.rest())
+
+    def _failure(self, item: bytes | int | Ended) -> RouterError:
         """What the core found wrong with `item`: the worker gave up, or does not keep to the protocol."""
         message = self.stream.failure() or _UNFINISHED
         aborted = type(item) is bytes and first_failure(item) is not None
@@ -112,6 +160,9 @@ class _Answer:
         if on_end is None:
             return
         self.done = True
+        if self.lent:  # whoever ends it first, the socket is not the core's any more
+            self.lent = False
+            self.stream.reclaim()
         self.generation.close()
         try:
             on_end(self.stream.stats(), outcome)
@@ -134,7 +185,7 @@ class _Answer:
 _UNFINISHED: Final = "The worker's stream ended without a last message."
 
 
-def _upstream_error(item: Ended | RpcFailure | bytes) -> RouterError:
+def _upstream_error(item: object) -> RouterError:
     assert isinstance(item, RpcFailure)
     if runtime.drain.due():  # the connections were closed
         return DrainingError()
@@ -153,16 +204,22 @@ def _as_router_error(error: Exception) -> RouterError:
 class StreamResponse:
     """A streamed answer as a WSGI iterable. `close` cancels what is open; it may come from anywhere."""
 
-    def __init__(self, answer: _Answer, head: bytes, ping_interval: float) -> None:
+    def __init__(self, answer: _Answer, head: bytes, settings: Settings) -> None:
         self._answer = answer
+        self._lendable = settings.lend_sockets and answer.generation.fed
         self._defer = answer.generation.defer
-        self._events = _events(answer, head, ping_interval)
+        self._events = _events(answer, head, settings.ping_interval)
 
     def __iter__(self) -> StreamResponse:
         return self
 
     def __next__(self) -> bytes:
         return next(self._events)
+
+    def offer(self, loan: Loan) -> None:
+        """Before the first piece is taken; once it is sent, the core may write the rest to the client."""
+        if self._lendable:
+            self._answer.loan = loan
 
     def close(self) -> None:
         self._answer.end(observability.CANCELLED)
@@ -196,7 +253,7 @@ def stream_response(
     except BaseException:
         answer.end(observability.CANCELLED)
         raise
-    return StreamResponse(answer, head, settings.ping_interval)
+    return StreamResponse(answer, head, settings)
 
 
 def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[bytes]:
@@ -205,19 +262,32 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
     wait, feed, take = generation.wait, answer.feed, stream.take
     data = head
     try:
+        if data and answer.loan is not None:
+            yield data
+            data = b""
+            answer.lend()
         while not answer.done:
             if data:
                 yield data
+                data = b""
             if wait(ping_interval):
                 feed()
-                data = take()
+                if not answer.lent:
+                    data = take()
+            elif answer.lent:
+                stream.ping(PING, ping_interval)
+                answer.unblock()
             else:
                 data = PING
-    except ClientGone:
+        answer.reclaim()
+        data += take()
+    except (ClientGone, OSError):
         answer.end(observability.CANCELLED)
         return
     except Exception as error:
         reason = _as_router_error(error)
+        with contextlib.suppress(OSError):
+            answer.reclaim()
         stream.fail(reason.body())
         data = stream.take()
         answer.end_by(reason)

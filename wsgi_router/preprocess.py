@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,7 +169,7 @@ def prepare_generate(
         raise _by_generates_names(error) from None
     options = {
         **_answer_options(asked, card, 0, bool(request.stream)),
-        "id": request.label or secrets.token_hex(16),
+        "id": request.label or runtime.random_id(),
         "object": "generate",
         "choices": len(prepared) * asked.choices,
         "prompts": [{"tokens": one.prompt_tokens} for one in prepared],
@@ -330,7 +329,7 @@ def stream_options(
     options = request.stream_options
     return {
         **_answer_options(request, card, prompt_tokens, bool(request.stream)),
-        "id": prefix + secrets.token_hex(16),
+        "id": prefix + runtime.random_id(),
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
     }

@@ -14,6 +14,7 @@ import heapq
 import itertools
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -51,6 +52,28 @@ def spawn(function: Callable[..., object], *args: Any) -> None:
         threading.Thread(target=function, args=args, daemon=True).start()
 
 
+_process = os.getpid()
+_ids: list[str] = []
+_ID_BYTES: Final = 16
+_IDS_AT_ONCE: Final = 256
+
+
+def process_id() -> int:
+    """`os.getpid()` without a call of the system, as it is asked for many times a request."""
+    return _process
+
+
+def random_id() -> str:
+    """32 random hex digits, fit for secrets; the system is asked for many at once."""
+    try:
+        return _ids.pop()
+    except IndexError:
+        digits = os.urandom(_ID_BYTES * _IDS_AT_ONCE).hex()
+        size = 2 * _ID_BYTES
+        _ids.extend(digits[start : start + size] for start in range(size, len(digits), size))
+        return digits[:size]
+
+
 def breathe() -> None:
     """Lets the other greenlets run, between two pieces of work that each hold them up."""
     if patched():
@@ -68,6 +91,63 @@ def deferrer() -> Callable[[Callable[[], object]], None]:
 
     loop = gevent.get_hub().loop
     return lambda function: loop.run_callback_threadsafe(gevent.spawn, function)
+
+
+def watch_readable(descriptor: int, function: Callable[[], object]) -> Callable[[], None]:
+    """Calls `function()` whenever `descriptor` is readable, in the hub or in a thread; it must not block.
+
+    Returns what ends that, to be called before the descriptor is closed.
+    """
+    if patched():
+        import gevent
+
+        watcher = gevent.get_hub().loop.io(descriptor, 1)
+        watcher.start(_logged(function))
+
+        def stop() -> None:
+            watcher.stop()
+            watcher.close()
+
+        return stop
+    watch = _ReadableWatch(descriptor, _logged(function))
+    return watch.stop
+
+
+def _logged(function: Callable[[], object]) -> Callable[[], None]:
+    def run() -> None:
+        try:
+            function()
+        except Exception:
+            _LOG.exception("delivering events failed")
+
+    return run
+
+
+class _ReadableWatch:
+    """A daemon thread that waits for a descriptor."""
+
+    def __init__(self, descriptor: int, function: Callable[[], None]) -> None:
+        self._stopped, self._stop = os.pipe()
+        self._function = function
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+        self._poll.register(self._stopped, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            ready = self._poll.poll()
+            if any(descriptor == self._stopped for descriptor, _ in ready):
+                return
+            self._function()
+
+    def stop(self) -> None:
+        os.write(self._stop, b"x")
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        os.close(self._stop)
+        os.close(self._stopped)
 
 
 def call_later(seconds: float, function: Callable[[], object]) -> None:
@@ -451,7 +531,10 @@ drain: Final = Drain()
 
 
 def _forget_parent() -> None:
-    """What runs in greenlets and threads stays behind in a fork."""
+    """What runs in greenlets and threads stays behind in a fork; no two processes give out the same ids."""
+    global _process
+    _process = os.getpid()
+    _ids.clear()
     for made in (_native_pool, _ticker, _timers):
         made.cache_clear()
 

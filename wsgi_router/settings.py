@@ -257,7 +257,14 @@ class Settings:
         "Bodies beyond this are templated and tokenised in a thread pool, so that open streams keep flowing.",
     )
     transport: str = _row(
-        "auto", _choice("auto", "grpcio"), "gRPC implementation; auto takes the best one there is."
+        "auto",
+        _choice("auto", "native", "grpcio"),
+        "gRPC implementation: the native core's, or grpcio's; auto takes the native one.",
+    )
+    lend_sockets: bool = _row(
+        True,
+        _flag,
+        "Under gunicorn's gevent worker the native transport writes streams to the client's socket itself.",
     )
     metrics: bool = _row(True, _flag, "Serve /metrics.")
     log_level: str = _row(

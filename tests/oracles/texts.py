@@ -386,7 +386,12 @@ def texts() -> Iterator[dict[str, object]]:
             yield {"id": f"{name}: {kind}", "kind": "tools", "format": name, "text": text}
     for name in TAGS:
         for kind, text in reasoning_kinds(name):
-            row = {"id": f"{name} thinks: {kind}", "kind": "reasoning", "format": name, "text": text}
+            row: dict[str, object] = {
+                "id": f"{name} thinks: {kind}",
+                "kind": "reasoning",
+                "format": name,
+                "text": text,
+            }
             yield row
             yield {**row, "id": f"{name} is thinking: {kind}", "inside": True}
 

@@ -44,7 +44,8 @@ def ask(port: int, sent: Sent) -> Got | None:
         try:
             connection.sendall(sent.wire)
             if sent.leaves_after is not None:
-                return _leave(connection, sent.leaves_after)
+                _leave(connection, sent.leaves_after)
+                return None
             if sent.odd:
                 _finish_odd(connection)
             return _read(connection, sent.method)

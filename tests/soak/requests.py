@@ -110,7 +110,7 @@ LIMITED: Final = {CHAT: "max_tokens", COMPLETIONS: "max_tokens"}
 @st.composite
 def good_bodies(draw: st.DrawFn, path: str, words: st.SearchStrategy[str] = WORDS) -> dict[str, Any]:
     """A request that is accepted (or nearly so), with a short answer."""
-    body = copy.deepcopy(draw(st.sampled_from(BASES[path])))
+    body: dict[str, Any] = copy.deepcopy(draw(st.sampled_from(BASES[path])))
     if body.get("model") == MODEL:
         body["model"] = EMBEDDING if path == EMBEDDINGS else GENERATING
     word = draw(words)

@@ -198,7 +198,8 @@ def of_our_models(document: dict[str, Any]) -> dict[str, Any]:
 def cases() -> st.SearchStrategy[Any]:
     """Cases that the description allows, and cases that it forbids."""
     schema = schemathesis.openapi.from_dict(of_our_models(described()))
-    operations = [found.ok() for found in schema.get_all_operations()]
+    found: Any = schema.get_all_operations()
+    operations = [one.ok() for one in found]
     kinds = [
         operation.as_strategy(generation_mode=mode)
         for operation in operations

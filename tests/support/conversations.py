@@ -227,14 +227,14 @@ def cases() -> list[Case]:
             out.append({"messages": messages, "tools": tools, "add_generation_prompt": add})
         out.append({"messages": messages, "tools": PLAIN_TOOLS, "add_generation_prompt": True})
         for thinking in (True, False):
-            kwargs = {"enable_thinking": thinking, "thinking": thinking}
+            kwargs: dict[str, Any] = {"enable_thinking": thinking, "thinking": thinking}
             out.append({"messages": messages, "kwargs": kwargs, "add_generation_prompt": True})
         if messages and messages[-1].get("role") == "assistant":
             out.append({"messages": messages, "continue_final_message": True})
             out.append({"messages": messages, "continue_final_message": True, "tools": TOOLS})
     plain = [system("S"), user("Hi"), assistant("A"), user("B")]
     documents = [{"title": "T é", "text": "Text 'x'"}, {"title": "U", "text": "", "meta": {"n": 1.0}}]
-    for kwargs in (
+    others: tuple[dict[str, Any], ...] = (
         {"reasoning_effort": "high"},
         {"date_string": "01 Jan 2020"},
         {"tools_in_user_message": False, "custom_tools": TOOLS[:1]},
@@ -244,7 +244,8 @@ def cases() -> list[Case]:
         {"enable_thinking": None},
         {"functions": "[]", "datetime": "2024-07-06"},
         {"enable_thinking": "yes"},
-    ):
+    )
+    for kwargs in others:
         out.append({"messages": plain, "kwargs": kwargs, "add_generation_prompt": True})
         out.append({"messages": plain, "kwargs": kwargs, "tools": TOOLS})
     out.append({"messages": plain, "documents": documents, "add_generation_prompt": True})

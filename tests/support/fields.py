@@ -47,8 +47,8 @@ def mapping(*outside: Any, needed: bool = False) -> Row:
 
 FLAG = Row((0, 1, "true", [], {}))
 NOT_SUPPORTED = Row((), (3, "x", {"a": 1}, [{"a": 1}]), code=UNSUPPORTED)
-TEXT_OR_ITEMS = (3, True, {})
-PROMPTS = (3, True, {}, 1.5)
+TEXT_OR_ITEMS: tuple[Any, ...] = (3, True, {})
+PROMPTS: tuple[Any, ...] = (3, True, {}, 1.5)
 MOST = 2**31 - 1
 
 SAMPLING = {
@@ -165,7 +165,21 @@ PROMPT_SHAPING = {
     "documents[]": mapping(),
     "reasoning_effort": Row((3, True, [], {}), ("extreme", "")),
 }
+FORMATS = {
+    "response_format": mapping(test_schema_tools.nested(100)),
+    "response_format.type": text("xml", needed=True),
+    "response_format.json_schema": mapping(),
+    "response_format.json_schema.name": NAME,
+    "response_format.json_schema.description": text(),
+    "response_format.json_schema.schema": SCHEMA,
+    "response_format.json_schema.strict": FLAG,
+    **tag("response_format"),
+    "structural_tag": Row((3, True, [], "3", '"x"', "[]"), (test_schema_tools.nested(100),)),
+    "structural_tag.type": text("json_object"),
+    **tag("structural_tag"),
+}
 OUTPUT = {
+    **FORMATS,
     "logprobs": FLAG,
     "top_logprobs": whole_number(-1, 21),
     "separate_reasoning": FLAG,
@@ -189,19 +203,8 @@ OUTPUT = {
     "function_call": Row((3, True, []), ("required",)),
     "function_call.name": text("other", needed=True),
     "parallel_tool_calls": FLAG,
-    "response_format": mapping(test_schema_tools.nested(100)),
-    "response_format.type": text("xml", needed=True),
-    "response_format.json_schema": mapping(),
-    "response_format.json_schema.name": NAME,
-    "response_format.json_schema.description": text(),
-    "response_format.json_schema.schema": SCHEMA,
-    "response_format.json_schema.strict": FLAG,
-    **tag("response_format"),
     "regex": text(""),
     "ebnf": text(""),
-    "structural_tag": Row((3, True, [], "3", '"x"', "[]"), (test_schema_tools.nested(100),)),
-    "structural_tag.type": text("json_object"),
-    **tag("structural_tag"),
 }
 _GENERATE_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 SAMPLING_PARAMS = {
@@ -214,6 +217,8 @@ SAMPLING_PARAMS = {
     }.items()
 }
 
+ADAPTERS = {"lora_path": Row(TEXT_OR_ITEMS, ([], ["a", "b"])), "lora_path[]": text()}
+
 TABLE: dict[str, dict[str, Row]] = {
     CHAT: {
         **SAMPLING,
@@ -222,7 +227,9 @@ TABLE: dict[str, dict[str, Row]] = {
         **PROMPT_SHAPING,
         **OUTPUT,
         **INERT,
+        "prompt_cache_options": mapping(),
         "model": text(needed=True),
+        "lora_path": text(),
         "max_completion_tokens": whole_number(0, -1, MOST + 1),
     },
     COMPLETIONS: {
@@ -232,6 +239,8 @@ TABLE: dict[str, dict[str, Row]] = {
         "regex": text(""),
         "ebnf": text(""),
         "json_schema": text(""),
+        **FORMATS,
+        **ADAPTERS,
         "model": text(needed=True),
         "prompt": Row(PROMPTS, ([], ["x"] * 129), needed=True),
         "max_tokens": whole_number(-1, MOST + 1),
@@ -241,6 +250,7 @@ TABLE: dict[str, dict[str, Row]] = {
     },
     GENERATE: {
         **SAMPLING_PARAMS,
+        **ADAPTERS,
         "text": Row(PROMPTS, ([], ["x"] * 129)),
         "input_ids": Row(("x", 3, True, {}), ([], [[]], [[1]] * 129)),
         "sampling_params": Row(("x", 3, True, [], [{}])),
@@ -295,10 +305,13 @@ def chosen(**choice: Any) -> dict[str, Any]:
     return ask(tools=[F], tool_choice=choice)
 
 
-def shaped(**form: Any) -> dict[str, Any]:
-    return ask(response_format=form)
-
-
+FORMED: list[dict[str, Any]] = [
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+    {"response_format": {"type": "structural_tag", "format": FORMAT}},
+    {"response_format": {"type": "structural_tag", **STRUCTURES}},
+    {"structural_tag": {"type": "structural_tag", "format": FORMAT}},
+    {"structural_tag": STRUCTURES},
+]
 BASES: dict[str, list[dict[str, Any]]] = {
     CHAT: [
         ask(
@@ -318,19 +331,17 @@ BASES: dict[str, list[dict[str, Any]]] = {
         chosen(type="allowed_tools", mode="auto", tools=[{"name": "f"}]),
         chosen(type="allowed_tools", allowed_tools={"mode": "auto", "tools": [{"name": "f"}]}),
         ask(functions=[{"name": "f"}], function_call={"name": "f"}),
-        shaped(type="json_schema", json_schema={"name": "n"}),
-        shaped(type="structural_tag", format=FORMAT),
-        shaped(type="structural_tag", **STRUCTURES),
-        ask(structural_tag={"type": "structural_tag", "format": FORMAT}),
-        ask(structural_tag=STRUCTURES),
+        *(ask(**form) for form in FORMED),
     ],
     COMPLETIONS: [
         {"model": MODEL, "prompt": "x", "stop": ["x"], "stop_token_ids": [1]},
         {"model": MODEL, "prompt": "x", "stream": True, "stream_options": {}},
+        *({"model": MODEL, "prompt": "x", **form} for form in FORMED),
+        {"model": MODEL, "prompt": ["x"], "lora_path": [None]},
     ],
     GENERATE: [
         {"text": "x", "sampling_params": {"stop": ["x"], "stop_token_ids": [1]}},
-        {"text": ["x"], "rid": ["r"], "extra_key": ["k"]},
+        {"text": ["x"], "rid": ["r"], "extra_key": ["k"], "lora_path": [None]},
         {"text": "x", "return_logprob": True},
         {"input_ids": [1]},
     ],

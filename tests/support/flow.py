@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
-from wsgi_router.dispatch import ENDED, Dispatcher, GenerateJob, Generation, _Choice, _Queue
-from wsgi_router.grpc_client import GrpcTransport
+from wsgi_router.api.services import TRANSPORTS
+from wsgi_router.choices import ENDED, Choice, Queue
+from wsgi_router.dispatch import Dispatcher, GenerateJob, Generation
 from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.runtime import ClientWatch
@@ -17,6 +19,7 @@ from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import RpcFailure
 
+from . import modes
 from .processes import wait_until
 
 
@@ -41,7 +44,7 @@ class Flow:
     def __init__(self, *ports: int, up: int | None = None, **settings: Any) -> None:
         urls = tuple(f"grpc://127.0.0.1:{port}" for port in ports)
         self.settings = Settings(workers=urls, **{"health_interval": 0.2, **settings})
-        self.transport = GrpcTransport(self.settings)
+        self.transport = TRANSPORTS[os.environ.get(modes.TRANSPORT) or "auto"](self.settings)
         self.pool = WorkerPool(self.settings, self.transport)
         self.pool.start()
         self.dispatcher = Dispatcher(self.pool, self.transport, self.settings, first_failure)
@@ -70,13 +73,13 @@ class Flow:
 def running_readers() -> int:
     """Choices whose RPC has not ended, in the whole process."""
     gc.collect()
-    return sum(isinstance(thing, _Choice) and thing.stream is not None for thing in gc.get_objects())
+    return sum(isinstance(thing, Choice) and thing.stream is not None for thing in gc.get_objects())
 
 
 def live_queues() -> int:
     """Requests of which anything is still kept, in the whole process."""
     gc.collect()
-    return sum(isinstance(thing, _Queue) for thing in gc.get_objects())
+    return sum(isinstance(thing, Queue) for thing in gc.get_objects())
 
 
 class Client:

@@ -109,7 +109,8 @@ class Reference:
         import transformers
 
         backend = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0}, unk_token="x"))
-        self.tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **made.special_tokens)
+        make: Any = transformers.PreTrainedTokenizerFast
+        self.tokenizer = make(tokenizer_object=backend, **made.special_tokens)
         self.tokenizer.chat_template = made.source
         self.template = made
         self.forms = forms or {}
@@ -181,8 +182,9 @@ def _as_text(call: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _clock() -> Iterator[None]:
-    from transformers.utils import chat_template_utils
+    from transformers import utils
 
+    chat_template_utils: Any = utils.chat_template_utils
     real = chat_template_utils.datetime
     chat_template_utils.datetime = _Clock
     try:

@@ -6,7 +6,7 @@ import inspect
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.transport import RpcFailure
@@ -57,6 +57,8 @@ class FakeTransport:
     `unary_answers`: by method, a message, a failure, or what makes one of the request (and the worker's URL).
     """
 
+    feeds: Literal[False] = False
+
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.streams: list[FakeStream] = []
@@ -77,6 +79,9 @@ class FakeTransport:
             stream = FakeStream(worker, request, *answer)
             self.streams.append(stream)
             return stream
+
+    def heard(self, worker: Worker) -> float:
+        return worker.heard
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
         if method != "GetModelInfo":

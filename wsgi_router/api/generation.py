@@ -25,7 +25,7 @@ def generate(
 ) -> Response:
     """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent."""
     stream = native.new_stream(services.tokenizer, prepared.stream_options)
-    generation = services.dispatcher.open(prepared.jobs, ClientWatch(request.environ))
+    generation = services.dispatcher.open(prepared.jobs, ClientWatch(request.environ), answer=stream)
     record.first_token()
     answer = _stream if prepared.streaming else _whole
     response = answer(generation, stream, services, record)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 import weakref
@@ -18,19 +17,24 @@ from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
 from wsgi_router.grpc_client import GrpcTransport
+from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import Transport
+from wsgi_router.workers.transport import GenerateTransport
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
 _WORKERS_SECONDS: Final = 1.0
 
 
-MakeTransport = Callable[[Settings], Transport]
+MakeTransport = Callable[[Settings], GenerateTransport]
 
 
-TRANSPORTS: Final[Mapping[str, MakeTransport]] = {"auto": GrpcTransport, "grpcio": GrpcTransport}
+TRANSPORTS: Final[Mapping[str, MakeTransport]] = {
+    "auto": NativeTransport,
+    "native": NativeTransport,
+    "grpcio": GrpcTransport,
+}
 """By the names that the setting TRANSPORT takes."""
 
 
@@ -49,7 +53,7 @@ class Services:
         self._dispatcher: Dispatcher
         self._calls: Calls
         self._adapters: Adapters
-        self._transport: Transport
+        self._transport: GenerateTransport
         self._closing: runtime.Wakeup
 
     def start(self) -> None:
@@ -58,12 +62,12 @@ class Services:
         Called by the server's hook, or else by the first request: never before a fork, as channels, threads
         and hubs do not survive one.
         """
-        if self._pid == os.getpid():
+        if self._pid == runtime.process_id():
             return
         with self._lock:
-            if self._pid != os.getpid():
+            if self._pid != runtime.process_id():
                 self._start()
-                self._pid = os.getpid()
+                self._pid = runtime.process_id()
 
     def _start(self) -> None:
         if self._tokenizer is None:
@@ -77,12 +81,12 @@ class Services:
         self._pool.wait_for_answer()
         self._closing = runtime.wakeup()
         runtime.spawn(_tell_workers, weakref.ref(self), self._closing)
-        _LOG.debug("process %d serves with %r", os.getpid(), self._pool)
+        _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
     def close(self) -> None:
         """Drops the connections to the workers, if this process has any. Idempotent."""
         with self._lock:
-            if self._pid == os.getpid():
+            if self._pid == runtime.process_id():
                 self._pid = None
                 self._closing.set()
                 self._pool.close()
@@ -112,7 +116,7 @@ class Services:
         return self._adapters
 
     def __repr__(self) -> str:
-        state = "started" if self._pid == os.getpid() else "not started"
+        state = "started" if self._pid == runtime.process_id() else "not started"
         return f"<Services {state}>"
 
 

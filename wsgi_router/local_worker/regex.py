@@ -6,9 +6,10 @@ references, word boundaries, possessive groups) is refused; anchors are allowed 
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from wsgi_router.local_worker.grammar import (
     MAX_REPEAT,
@@ -23,6 +24,10 @@ from wsgi_router.local_worker.grammar import (
     chars,
 )
 
+# Modules that the types of the standard library do not name.
+_PARSER: Final[Any] = importlib.import_module("re._parser")
+_CONSTANTS: Final[Any] = importlib.import_module("re._constants")
+
 # ASCII meanings, as the engines behind SGLang give them.
 _CATEGORIES: dict[str, tuple[tuple[int, int], ...]] = {
     "DIGIT": ((0x30, 0x39),),
@@ -36,7 +41,7 @@ def regex_rules(pattern: str) -> Rules:
     if len(pattern) > MAX_TEXT:
         raise GrammarError(f"the pattern is longer than {MAX_TEXT} characters")
     try:
-        tree = re._parser.parse(pattern)  # type: ignore[attr-defined]
+        tree = _PARSER.parse(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise GrammarError(str(error)) from error
     if tree.state.flags & ~re.UNICODE:
@@ -72,9 +77,9 @@ def _node(op: str, value: Any) -> Node:
             return _sequence(inner)
         case "MAX_REPEAT" | "MIN_REPEAT":
             low, high, inner = value
-            if low > MAX_REPEAT or (high is not re._constants.MAXREPEAT and high > MAX_REPEAT):  # type: ignore[attr-defined]
+            if low > MAX_REPEAT or (high is not _CONSTANTS.MAXREPEAT and high > MAX_REPEAT):
                 raise GrammarError(f"a repetition beyond {MAX_REPEAT}")
-            unbounded = high is re._constants.MAXREPEAT  # type: ignore[attr-defined]
+            unbounded = high is _CONSTANTS.MAXREPEAT
             return Repeat(_sequence(inner), int(low), None if unbounded else int(high))
         case _:
             name = str(value) if op == "AT" else op

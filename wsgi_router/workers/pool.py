@@ -157,13 +157,16 @@ class WorkerPool:
         for worker in self.workers:
             if worker in self._probing:
                 continue  # its end wakes us
-            due = worker.heard + idle if worker.state is State.UP else self._due[worker]
+            due = self._heard(worker) + idle if worker.state is State.UP else self._due[worker]
             if due > now:
                 pause = min(pause, due - now)
             else:
                 self._probing.add(worker)
                 runtime.spawn(self._probe, worker)
         return pause
+
+    def _heard(self, worker: Worker) -> float:
+        return max(worker.heard, self._transport.heard(worker))
 
     def _probe(self, worker: Worker) -> None:
         """Asks what the worker serves; the cheapest call that a live engine alone can answer."""
@@ -204,7 +207,7 @@ class WorkerPool:
     def _probe_failed(self, worker: Worker, error: Exception, asked: float) -> None:
         self._due[worker] = time.monotonic() + self._settings.health_interval
         late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
-        if late and worker.heard > asked:
+        if late and self._heard(worker) > asked:
             return  # its streams flow
         worker.failures += 1
         if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker.failures == 1:

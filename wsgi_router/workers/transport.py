@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from wsgi_router.workers.worker import Worker
 
@@ -43,11 +43,45 @@ class MessageStream(Protocol):
         """Cancels the RPC if it still runs; the iteration then ends. Idempotent, callable from anywhere."""
 
 
+class Sink(Protocol):
+    """Where the events of a call go that the transport pushes. None of these blocks or raises."""
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        """The native core has taken messages in; `flags` are the answer's, or-ed.
+
+        `message`: the one that led to FAILED.
+        """
+
+    def message(self, message: bytes) -> None:
+        """A message that nobody has taken in yet."""
+
+    def blocked(self) -> None:
+        """The socket that was lent to the answer takes no more for now."""
+
+    def ended(self, failure: RpcFailure | None, silent: bool) -> None:
+        """The call's end, None for status OK; `silent`: nothing came before the deadline."""
+
+
+class Call(Protocol):
+    """A call whose events are pushed."""
+
+    def close(self) -> None:
+        """Cancels it if it still runs; no event follows. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Longest waits in seconds: for the first message, and between two."""
+
+    first: float
+    between: float
+
+
 class Transport(Protocol):
     """Calls to workers. One for each process, made after the fork."""
 
-    def open_stream(self, worker: Worker, request: bytes) -> MessageStream:
-        """Starts Generate with a serialised GenerateRequest; does not wait for the worker."""
+    def heard(self, worker: Worker) -> float:
+        """When anything of a call came from `worker`, by time.monotonic; not later than it can be told."""
 
     def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
         """One call of `method` (its short name), blocking; raises RpcFailure. Bounded in number."""
@@ -60,3 +94,30 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Cancels what runs and drops all connections."""
+
+
+class PulledTransport(Transport, Protocol):
+    """One whose messages a reader asks for."""
+
+    feeds: Literal[False]
+
+    def open_stream(self, worker: Worker, request: bytes) -> MessageStream:
+        """Starts Generate with a serialised GenerateRequest; does not wait for the worker."""
+
+
+class FeedingTransport(Transport, Protocol):
+    """One that takes the worker's messages in by itself and pushes what comes of them."""
+
+    feeds: Literal[True]
+
+    def feed(
+        self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
+    ) -> Call:
+        """Starts Generate with a serialised GenerateRequest; does not wait for the worker.
+
+        Messages go to the native `answer` as those of `choice`; to `sink`, if it is None or the first message
+        says that the worker gave up.
+        """
+
+
+GenerateTransport = PulledTransport | FeedingTransport

@@ -5,10 +5,13 @@
 //! - A function that can fail returns 0 or a [`Code`] and then fills `err`, whose two byte strings the caller
 //!   frees with `wr_bytes_free`.
 //! - A handle is made by one function and freed by exactly one (`wr_tokenizer_free`, `wr_prepared_free`,
-//!   `wr_stream_free`); a null handle may be freed.
-//! - `WrTokenizer` and `WrPrepared` may be used by several threads at once; a `WrStream` by one at a time.
+//!   `wr_stream_free`, `wr_net_free`, `wr_call_free`); a null handle may be freed.
+//! - `WrTokenizer` and `WrPrepared` may be used by several threads at once; a `WrStream` by one at a time, beside
+//!   the transport's own thread.
 //! - A panic never crosses the boundary: it becomes [`Code::Internal`]. The stream it happened in is spent and
 //!   answers every later call with that code.
+
+mod net;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -18,17 +21,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::body;
 use crate::error::{Code, Error, Result};
+use crate::net::answer::{Answer, Inner, panicked, spent};
 use crate::prepare::{self, Prepared};
 use crate::stream::{self, Stream};
 use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 3;
+pub const WR_ABI_VERSION: u32 = 4;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);
 static STREAMS: AtomicU64 = AtomicU64::new(0);
+static NETS: AtomicU64 = AtomicU64::new(0);
+static CALLS: AtomicU64 = AtomicU64::new(0);
 
 /// Bytes that the core made. Owned ones (`cap` > 0) are freed by `wr_bytes_free`; borrowed ones (`cap` 0) live
 /// until the next call on the handle they came from.
@@ -87,22 +93,14 @@ pub struct WrPreparedView {
 
 /// The answer to one request, all its choices.
 pub struct WrStream {
-    stream: Stream,
-    /// The last `wr_stream_take` has lent the buffer out; the next call empties it.
-    lent: bool,
-    spent: bool,
+    shared: Arc<Answer>,
+    /// What the last `wr_stream_take` or `wr_stream_rest` has lent out.
+    taken: Vec<u8>,
 }
 
 /// Runs `body`; turns its error, or its panic, into a code and `err`.
 fn guard(err: *mut WrError, body: impl FnOnce() -> Result<()>) -> i32 {
-    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| {
-        let text = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or_else(|| panic.downcast_ref::<&str>().copied())
-            .unwrap_or("unknown");
-        Err(Error::new(Code::Internal, format!("the native core panicked: {text}")))
-    });
+    let outcome = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(panicked(&*panic)));
     let Err(error) = outcome else { return 0 };
     if !err.is_null() {
         let filled = WrError {
@@ -116,30 +114,29 @@ fn guard(err: *mut WrError, body: impl FnOnce() -> Result<()>) -> i32 {
     error.code as i32
 }
 
-/// As [`guard`], for a stream: a panic leaves it in an unknown state, so it is spent from then on.
+/// As [`guard`], for a stream, whose lock is held meanwhile: a panic leaves it in an unknown state, so it is
+/// spent from then on.
 fn guard_stream(
     stream: *mut WrStream,
     err: *mut WrError,
-    body: impl FnOnce(&mut WrStream) -> Result<()>,
+    body: impl FnOnce(&Answer, &mut Inner, &mut Vec<u8>) -> Result<()>,
 ) -> i32 {
     // SAFETY: the caller passes a live handle and uses it from one thread at a time.
-    let Some(stream) = (unsafe { stream.as_mut() }) else {
+    let Some(WrStream { shared, taken }) = (unsafe { stream.as_mut() }) else {
         return guard(err, || Err(null("stream")));
     };
-    if stream.spent {
-        return guard(err, || Err(Error::new(Code::Internal, "the stream failed before")));
+    let mut inner = shared.lock();
+    if inner.spent {
+        return guard(err, || Err(spent()));
     }
-    stream.spent = true;
-    if std::mem::take(&mut stream.lent) {
-        stream.stream.clear();
-    }
+    inner.spent = true;
     let mut returned = false;
     let code = guard(err, || {
-        let outcome = body(stream);
+        let outcome = body(shared, &mut inner, taken);
         returned = true;
         outcome
     });
-    stream.spent = !returned;
+    inner.spent = !returned;
     code
 }
 
@@ -191,7 +188,7 @@ fn limits(fuel: u64) -> Limits {
     if fuel == 0 { default } else { Limits { fuel, ..default } }
 }
 
-/// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`) and
+/// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`) and
 /// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 ///
 /// # Safety
@@ -204,6 +201,8 @@ pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
             "tokenizers": TOKENIZERS.load(Ordering::Relaxed),
             "prepared": PREPARED.load(Ordering::Relaxed),
             "streams": STREAMS.load(Ordering::Relaxed),
+            "nets": NETS.load(Ordering::Relaxed),
+            "calls": CALLS.load(Ordering::Relaxed),
         },
         "itl_bounds": stream::ITL_BOUNDS,
     });
@@ -445,7 +444,7 @@ pub unsafe extern "C" fn wr_stream_new(
         let handle = unsafe { tokenizer(handle) }?;
         let options = stream::Options::from_json(unsafe { input(options, options_len) })?;
         let stream = Stream::new(Arc::clone(&handle.tokenizer), options)?;
-        let stream = Box::new(WrStream { stream, lent: false, spent: false });
+        let stream = Box::new(WrStream { shared: Arc::new(Answer::new(stream)), taken: Vec::new() });
         unsafe { give(out, Box::into_raw(stream)) }?;
         STREAMS.fetch_add(1, Ordering::Relaxed);
         Ok(())
@@ -465,8 +464,9 @@ pub unsafe extern "C" fn wr_stream_feed(
     flags: *mut u32,
     err: *mut WrError,
 ) -> i32 {
-    guard_stream(handle, err, |handle| {
-        let told = handle.stream.feed(choice, unsafe { input(message, message_len) })?;
+    guard_stream(handle, err, |_, inner, _| {
+        let told = inner.stream.feed(choice, unsafe { input(message, message_len) })?;
+        inner.flush();
         unsafe { give(flags, told) }
     })
 }
@@ -482,8 +482,9 @@ pub unsafe extern "C" fn wr_stream_end(
     flags: *mut u32,
     err: *mut WrError,
 ) -> i32 {
-    guard_stream(handle, err, |handle| {
-        let told = handle.stream.end(choice)?;
+    guard_stream(handle, err, |_, inner, _| {
+        let told = inner.stream.end(choice)?;
+        inner.flush();
         unsafe { give(flags, told) }
     })
 }
@@ -499,8 +500,9 @@ pub unsafe extern "C" fn wr_stream_fail(
     error_len: usize,
     err: *mut WrError,
 ) -> i32 {
-    guard_stream(handle, err, |handle| {
-        handle.stream.fail(unsafe { text(error, error_len) }?);
+    guard_stream(handle, err, |_, inner, _| {
+        inner.stream.fail(unsafe { text(error, error_len) }?);
+        inner.flush();
         Ok(())
     })
 }
@@ -511,9 +513,9 @@ pub unsafe extern "C" fn wr_stream_fail(
 /// See the module's conventions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_take(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |handle| {
-        handle.lent = true;
-        unsafe { give(out, WrBytes::borrowed(handle.stream.buffer())) }
+    guard_stream(handle, err, |shared, inner, taken| {
+        shared.take(inner, taken);
+        unsafe { give(out, WrBytes::borrowed(taken)) }
     })
 }
 
@@ -553,8 +555,8 @@ pub unsafe extern "C" fn wr_stream_report(
     out: *mut WrBytes,
     err: *mut WrError,
 ) -> i32 {
-    guard_stream(handle, err, |handle| {
-        let stream = &handle.stream;
+    guard_stream(handle, err, |_, inner, _| {
+        let stream = &inner.stream;
         let told = if kind == WrReport::Result as u32 {
             stream.result()
         } else if kind == WrReport::Failure as u32 {
@@ -571,7 +573,9 @@ pub unsafe extern "C" fn wr_stream_report(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_free(handle: *mut WrStream) {
     if !handle.is_null() {
-        drop(unsafe { Box::from_raw(handle) });
+        let WrStream { shared, .. } = *unsafe { Box::from_raw(handle) };
+        // A call that still runs may hold the answer, but must not touch the socket.
+        shared.reclaim(&mut shared.lock());
         STREAMS.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -597,7 +601,7 @@ pub unsafe extern "C" fn wr_first_failure(message: *const u8, message_len: usize
 mod tests {
     use super::*;
 
-    fn blank() -> WrError {
+    pub(super) fn blank() -> WrError {
         WrError { code: 0, message: WrBytes::EMPTY, param: WrBytes::EMPTY }
     }
 

@@ -5,6 +5,7 @@
 //! - [`body`]: what a request's JSON will cost, before it is decoded.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
+//! - [`net`]: the workers' gRPC calls in a thread of its own, which feeds `stream` and may write to the client.
 //! - [`parsers`]: tool calls and reasoning in a model's text.
 //! - [`template`]: chat templates, as Hugging Face renders them.
 //! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
@@ -17,6 +18,7 @@
 pub mod body;
 pub mod error;
 mod integers;
+pub mod net;
 pub mod parsers;
 pub mod prepare;
 pub mod stream;

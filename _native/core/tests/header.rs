@@ -1,4 +1,5 @@
-//! The checked-in header is what cbindgen makes of `src/ffi.rs` and the codes of `src/error.rs`; `WRITE_HEADER=1` writes it anew.
+//! The checked-in header is what cbindgen makes of `src/ffi.rs`, `src/ffi/net.rs` and the codes of
+//! `src/error.rs`; `WRITE_HEADER=1` writes it anew.
 
 use std::path::Path;
 
@@ -9,6 +10,7 @@ fn the_header_is_up_to_date() {
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(root.join("src/ffi.rs"))
+        .with_src(root.join("src/ffi/net.rs"))
         .with_src(root.join("src/error.rs"))
         .generate()
         .expect("a header");

@@ -55,9 +55,6 @@ STRICT_TOOLS = [
     openai.pydantic_function_tool(GetWeather, name="get_weather"),
     openai.pydantic_function_tool(Add, name="add"),
 ]
-NULL_CONTENT = pytest.mark.xfail(
-    reason="Qwen 3's template cannot render a call whose content is null, as SDKs send it back", strict=False
-)
 ZURICH = Place(city="Zürich 🏔", days=2)
 
 
@@ -372,7 +369,6 @@ def test_the_async_client(router: Router) -> None:
     run_async(router, use)
 
 
-@NULL_CONTENT
 def test_a_loop_of_tools_to_its_end(client: openai.OpenAI) -> None:
     """What a tool runner does; the SDK has one for its responses API only."""
     done: dict[str, Callable[..., object]] = {
@@ -399,7 +395,6 @@ def test_a_loop_of_tools_to_its_end(client: openai.OpenAI) -> None:
 # Older and other routes
 
 
-@NULL_CONTENT
 @pytest.mark.parametrize(("word", "choice"), [("call-one", "auto"), ("force-named", {"name": "get_weather"})])
 def test_functions_of_old(client: openai.OpenAI, word: str, choice: Any) -> None:
     fields: Any = {"functions": FUNCTIONS, "function_call": choice, **THINKING}

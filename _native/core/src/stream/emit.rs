@@ -73,6 +73,11 @@ impl Events {
         self.out.shrink_to(KEEP);
     }
 
+    pub fn swap(&mut self, written: &mut Vec<u8>) {
+        std::mem::swap(&mut self.out, written);
+        self.clear();
+    }
+
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.out)
     }

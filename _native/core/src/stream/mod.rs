@@ -197,6 +197,11 @@ impl<V: Vocabulary> Stream<V> {
         self.events.clear();
     }
 
+    /// Swaps the bytes to write now with those of an earlier call, whose memory is used again.
+    pub fn swap(&mut self, written: &mut Vec<u8>) {
+        self.events.swap(written);
+    }
+
     /// `buffer` and `clear` in one, for who wants to own the bytes.
     pub fn take(&mut self) -> Vec<u8> {
         self.events.take()

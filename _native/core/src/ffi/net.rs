@@ -1,0 +1,494 @@
+//! The native transport's part of the C ABI, under the conventions of [`super`].
+//!
+//! `WrNet` and `WrCall` may be used by several threads at once, but for `wr_net_events`, which one thread calls
+//! at a time. All of them belong to the process that made the net: after a fork they are not touched.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::*;
+use crate::net::events::{Event, What};
+use crate::net::socket::Stop;
+use crate::net::{Call, Net, Options};
+
+/// The process's connections to its workers, with a thread of their own.
+pub struct WrNet {
+    net: Net,
+    told: Mutex<Told>,
+}
+
+/// What the last `wr_net_events` has told.
+#[derive(Default)]
+struct Told {
+    /// What `views` point into.
+    events: Vec<Event>,
+    views: Vec<WrEvent>,
+}
+
+/// One gRPC call.
+pub struct WrCall(Call);
+
+/// What `WrEvent::kind` says.
+#[repr(C)]
+pub enum WrEventKind {
+    /// `messages` of the worker were fed to the call's stream, with `flags` (`stream::flags`) of all of them. Where
+    /// those say that it failed, `data` is the message that led to it; else it is null.
+    Fed = 0,
+    /// `data` is a message that was not fed.
+    Message = 1,
+    /// The call's last event: `status` is a gRPC code, `data` its details; `flags` may be `WR_SILENT`.
+    Ended = 2,
+    /// The client's socket takes no more: see `wr_stream_rest`. `status` is 1 if it is broken, else 0.
+    Blocked = 3,
+}
+
+/// Flag of an ended call: its worker was silent for too long.
+pub const WR_SILENT: u32 = 1;
+
+/// Something that happened to a call; the pointer lives until the next `wr_net_events`.
+#[repr(C)]
+pub struct WrEvent {
+    /// As given to `wr_net_generate` or `wr_net_unary`.
+    pub tag: u64,
+    /// A `WrEventKind`.
+    pub kind: u32,
+    pub flags: u32,
+    pub messages: u32,
+    pub status: i32,
+    pub data: *const u8,
+    pub len: usize,
+}
+
+impl WrEvent {
+    /// The pointer is into `event`, which may be moved.
+    fn view(event: &Event) -> Self {
+        let view = |kind: WrEventKind, data: &[u8]| Self {
+            tag: event.tag,
+            kind: kind as u32,
+            flags: 0,
+            messages: 0,
+            status: 0,
+            data: data.as_ptr(),
+            len: data.len(),
+        };
+        match &event.what {
+            What::Fed { messages, flags, failed } => {
+                let fed = view(WrEventKind::Fed, failed.as_deref().unwrap_or_default());
+                let data = if failed.is_some() { fed.data } else { std::ptr::null() };
+                Self { flags: *flags, messages: *messages, data, ..fed }
+            }
+            What::Message(message) => Self { messages: 1, ..view(WrEventKind::Message, message) },
+            What::Blocked(stop) => {
+                Self { status: i32::from(*stop == Stop::Broken), ..view(WrEventKind::Blocked, &[]) }
+            }
+            What::Ended(status) => {
+                let flags = if status.silent { WR_SILENT } else { 0 };
+                let ended = view(WrEventKind::Ended, status.details.as_bytes());
+                Self { status: status.code, flags, ..ended }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `handle` is live or null.
+unsafe fn net<'a>(handle: *const WrNet) -> Result<&'a WrNet> {
+    unsafe { handle.as_ref() }.ok_or_else(|| null("net"))
+}
+
+/// Gives a call to the caller.
+///
+/// # Safety
+/// As [`give`].
+unsafe fn give_call(out: *mut *mut WrCall, call: Call) -> Result<()> {
+    unsafe { give(out, Box::into_raw(Box::new(WrCall(call)))) }?;
+    CALLS.fetch_add(1, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_new(
+    options: *const u8,
+    options_len: usize,
+    out: *mut *mut WrNet,
+    err: *mut WrError,
+) -> i32 {
+    guard(err, || {
+        let options = Options::from_json(unsafe { input(options, options_len) })?;
+        let net = Box::new(WrNet { net: Net::new(options)?, told: Mutex::default() });
+        unsafe { give(out, Box::into_raw(net)) }?;
+        NETS.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    })
+}
+
+/// An eventfd, not blocking, that is readable when `wr_net_events` has something to tell. It lives as long as
+/// the net.
+///
+/// # Safety
+/// `handle` is live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_fd(handle: *const WrNet) -> i32 {
+    unsafe { net(handle) }.map_or(-1, |handle| handle.net.fd().as_raw_fd())
+}
+
+/// Makes the eventfd unreadable and tells what has happened. The events live until the next call.
+///
+/// # Safety
+/// `handle` is live; no other thread is in this function.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEvent, count: *mut usize) {
+    let _ = unsafe { give(count, 0) };
+    guard(std::ptr::null_mut(), || {
+        let handle = unsafe { net(handle) }?;
+        let mut told = handle.told.lock().unwrap_or_else(PoisonError::into_inner);
+        let Told { events, views } = &mut *told;
+        views.clear();
+        events.clear();
+        handle.net.fetch(events);
+        views.extend(events.iter().map(WrEvent::view));
+        unsafe { give(out, views.as_ptr()) }?;
+        unsafe { give(count, views.len()) }
+    });
+}
+
+/// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
+/// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
+/// between messages; 0: for ever.
+///
+/// # Safety
+/// See the module's conventions. The stream may be freed before the call.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_generate(
+    handle: *mut WrNet,
+    address: *const u8,
+    address_len: usize,
+    request: *const u8,
+    request_len: usize,
+    stream: *mut WrStream,
+    choice: u32,
+    tag: u64,
+    first_ms: u64,
+    token_ms: u64,
+    out: *mut *mut WrCall,
+    err: *mut WrError,
+) -> i32 {
+    guard(err, || {
+        let answer = unsafe { stream.as_ref() }.map(|stream| (Arc::clone(&stream.shared), choice));
+        let call = unsafe { net(handle) }?.net.generate(
+            unsafe { text(address, address_len) }?,
+            unsafe { input(request, request_len) },
+            answer,
+            tag,
+            Duration::from_millis(first_ms),
+            Duration::from_millis(token_ms),
+        )?;
+        unsafe { give_call(out, call) }
+    })
+}
+
+/// Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_unary(
+    handle: *mut WrNet,
+    address: *const u8,
+    address_len: usize,
+    method: *const u8,
+    method_len: usize,
+    request: *const u8,
+    request_len: usize,
+    tag: u64,
+    timeout_ms: u64,
+    out: *mut *mut WrCall,
+    err: *mut WrError,
+) -> i32 {
+    guard(err, || {
+        let call = unsafe { net(handle) }?.net.unary(
+            unsafe { text(address, address_len) }?,
+            unsafe { text(method, method_len) }?,
+            unsafe { input(request, request_len) },
+            tag,
+            Duration::from_millis(timeout_ms),
+        )?;
+        unsafe { give_call(out, call) }
+    })
+}
+
+/// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+///
+/// # Safety
+/// `handle` is live or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
+    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
+        call.cancel();
+    }
+}
+
+/// Cancels and frees.
+///
+/// # Safety
+/// `handle` came from `wr_net_generate` or `wr_net_unary` and is freed once; its net may be freed before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
+    if !handle.is_null() {
+        drop(unsafe { Box::from_raw(handle) });
+        CALLS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Drops the connections to a worker; its calls end with UNAVAILABLE.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, address_len: usize) {
+    guard(std::ptr::null_mut(), || {
+        unsafe { net(handle) }?.net.forget(unsafe { text(address, address_len) }?);
+        Ok(())
+    });
+}
+
+/// Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, address: *const u8, address_len: usize) -> i64 {
+    let (Ok(handle), Ok(address)) = (unsafe { net(handle) }, unsafe { text(address, address_len) }) else {
+        return -1;
+    };
+    handle.net.heard(address)
+}
+
+/// Cancels all calls and ends the thread.
+///
+/// # Safety
+/// `handle` came from `wr_net_new` and is freed once; no other call on it is under way.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
+    if !handle.is_null() {
+        drop(unsafe { Box::from_raw(handle) });
+        NETS.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Lends the client's socket: what is ready, and what will be, is written to it as chunks of HTTP/1.1, with no
+/// last chunk. Ask `wr_stream_rest` afterwards, as after each call of yours that may write (`wr_stream_feed`,
+/// `wr_stream_end`, `wr_stream_fail`, `wr_stream_ping`, `wr_stream_resume`): events tell only of what the
+/// transport's own thread could not write.
+///
+/// # Safety
+/// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
+    guard_stream(handle, err, |shared, inner, _| {
+        if fd < 0 {
+            return Err(Error::new(Code::Internal, "no socket was lent"));
+        }
+        // SAFETY: the caller keeps it open until it takes it back, or frees the stream.
+        shared.lend(inner, unsafe { BorrowedFd::borrow_raw(fd) });
+        Ok(())
+    })
+}
+
+/// What the socket did not take, framed, to be sent by the caller (borrowed until the next call on this stream).
+/// Empty if it has taken everything, or if this was told already. May be asked after `wr_stream_reclaim` too.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_rest(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
+    guard_stream(handle, err, |_, inner, taken| {
+        inner.rest(taken);
+        unsafe { give(out, WrBytes::borrowed(taken)) }
+    })
+}
+
+/// The rest was sent: what has come meanwhile is written, and the calls go on. Nothing happens if the socket is
+/// not blocked.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_resume(handle: *mut WrStream, err: *mut WrError) -> i32 {
+    guard_stream(handle, err, |shared, inner, _| {
+        shared.resume(inner);
+        Ok(())
+    })
+}
+
+/// Takes the socket back: when this returns it is not touched any more, and bytes are for `wr_stream_take` again.
+/// `written` (may be null): bytes of the chunks' contents that were sent, or handed over as the rest.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_reclaim(
+    handle: *mut WrStream,
+    written: *mut u64,
+    err: *mut WrError,
+) -> i32 {
+    // A spent stream gives its socket back too.
+    let Some(WrStream { shared, .. }) = (unsafe { handle.as_ref() }) else {
+        return guard(err, || Err(null("stream")));
+    };
+    let count = shared.reclaim(&mut shared.lock());
+    if !written.is_null() {
+        unsafe { written.write(count) };
+    }
+    0
+}
+
+/// Writes `data` as a chunk to a lent socket, if nothing was written for `idle_ms` and it is not blocked.
+///
+/// # Safety
+/// See the module's conventions.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_stream_ping(
+    handle: *mut WrStream,
+    data: *const u8,
+    len: usize,
+    idle_ms: u64,
+    err: *mut WrError,
+) -> i32 {
+    guard_stream(handle, err, |_, inner, _| {
+        inner.ping(unsafe { input(data, len) }, Duration::from_millis(idle_ms));
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::super::tests::blank;
+    use super::*;
+    use crate::tokenizer::fixtures::{byte_level_file, load};
+
+    fn stream() -> *mut WrStream {
+        let options = br#"{"id": "x", "created": 1, "model": "m", "streaming": true}"#;
+        let tokenizer = WrTokenizer { tokenizer: Arc::new(load(&byte_level_file())), template: None };
+        let mut handle = std::ptr::null_mut();
+        let code =
+            unsafe { wr_stream_new(&tokenizer, options.as_ptr(), options.len(), &mut handle, &mut blank()) };
+        assert_eq!(code, 0);
+        handle
+    }
+
+    fn borrowed(bytes: &WrBytes) -> &[u8] {
+        unsafe { input(bytes.ptr, bytes.len) }
+    }
+
+    #[test]
+    fn a_fed_event_has_data_if_it_has_a_message() {
+        let view =
+            |failed| WrEvent::view(&Event { tag: 1, what: What::Fed { messages: 2, flags: 3, failed } });
+        let none = view(None);
+        assert_eq!((none.tag, none.messages, none.flags), (1, 2, 3));
+        assert!(none.data.is_null());
+        let empty = view(Some(bytes::Bytes::new()));
+        assert!(!empty.data.is_null());
+        assert_eq!(empty.len, 0);
+    }
+
+    #[test]
+    fn a_call_s_end_is_told_through_handles() {
+        let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let mut handle = std::ptr::null_mut();
+        let mut call = std::ptr::null_mut();
+        let stream = stream();
+        unsafe {
+            assert_eq!(wr_net_new(b"{}".as_ptr(), 2, &mut handle, &mut blank()), 0);
+            assert!(wr_net_fd(handle) >= 0);
+            let (at, len) = (gone.as_ptr(), gone.len());
+            let request = b"request";
+            let (body, size) = (request.as_ptr(), request.len());
+            let code =
+                wr_net_generate(handle, at, len, body, size, stream, 0, 77, 0, 0, &mut call, &mut blank());
+            assert_eq!(code, 0);
+            let (mut events, mut count) = (std::ptr::null(), 0);
+            while count == 0 {
+                std::thread::sleep(Duration::from_millis(5));
+                wr_net_events(handle, &mut events, &mut count);
+            }
+            let told = input(events, count);
+            assert_eq!((count, told[0].tag, told[0].kind), (1, 77, WrEventKind::Ended as u32));
+            assert_eq!((told[0].status, told[0].flags), (14, 0));
+            let words = String::from_utf8_lossy(input(told[0].data, told[0].len));
+            assert!(words.starts_with(&format!("connect to {gone} failed: ")), "{words}");
+            assert_eq!(wr_net_heard(handle, at, len), -1);
+            wr_net_forget(handle, at, len);
+            // In any order.
+            wr_stream_free(stream);
+            wr_net_free(handle);
+            wr_call_cancel(call);
+            wr_call_free(call);
+        }
+    }
+
+    #[test]
+    fn wrong_arguments_are_errors_and_null_handles_may_be_freed() {
+        let (mut handle, mut call) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let internal = Code::Internal as i32;
+        unsafe {
+            let options = br#"{"threads": 4}"#;
+            let code = wr_net_new(options.as_ptr(), options.len(), &mut handle, std::ptr::null_mut());
+            assert_eq!(code, internal);
+            let null = std::ptr::null_mut();
+            let (at, len) = (b"h:1".as_ptr(), 3);
+            let code =
+                wr_net_unary(null, at, len, b"M".as_ptr(), 1, at, 0, 1, 0, &mut call, std::ptr::null_mut());
+            assert_eq!(code, internal);
+            assert_eq!(wr_net_fd(null), -1);
+            assert_eq!(wr_net_heard(null, at, len), -1);
+            let (mut events, mut count) = (std::ptr::null(), 7);
+            wr_net_events(null, &mut events, &mut count);
+            assert_eq!(count, 0);
+            wr_net_forget(null, at, len);
+            wr_call_cancel(std::ptr::null_mut());
+            wr_call_free(std::ptr::null_mut());
+            wr_net_free(null);
+        }
+    }
+
+    #[test]
+    fn a_lent_socket_gets_what_python_says() {
+        let stream = stream();
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let mut got = vec![0; 4096];
+        let mut received = || std::io::Read::read(&mut &theirs, &mut got).map(|count| got[..count].to_vec());
+        let mut bytes = WrBytes::EMPTY;
+        let mut written = 0;
+        let error = b"{\"error\": {}}";
+        unsafe {
+            assert_ne!(wr_stream_lend(stream, -1, std::ptr::null_mut()), 0);
+            assert_eq!(wr_stream_lend(stream, ours.as_raw_fd(), std::ptr::null_mut()), 0);
+            assert!(received().is_err());
+            assert_eq!(wr_stream_fail(stream, error.as_ptr(), error.len(), std::ptr::null_mut()), 0);
+            let content = "data: {\"error\": {}}\n\ndata: [DONE]\n\n";
+            let chunk = format!("{:X}\r\n{content}\r\n", content.len());
+            assert_eq!(received().unwrap(), chunk.as_bytes());
+            assert_eq!(wr_stream_rest(stream, &mut bytes, std::ptr::null_mut()), 0);
+            assert!(borrowed(&bytes).is_empty());
+            assert_eq!(wr_stream_resume(stream, std::ptr::null_mut()), 0);
+            assert_eq!(wr_stream_ping(stream, b"::".as_ptr(), 2, 0, std::ptr::null_mut()), 0);
+            assert_eq!(received().unwrap(), b"2\r\n::\r\n");
+            assert_eq!(wr_stream_reclaim(stream, &mut written, std::ptr::null_mut()), 0);
+            assert_eq!(written, content.len() as u64 + 2);
+            assert_eq!(wr_stream_take(stream, &mut bytes, std::ptr::null_mut()), 0);
+            assert!(borrowed(&bytes).is_empty());
+            wr_stream_free(stream);
+        }
+    }
+}

@@ -1,0 +1,277 @@
+"""The choices of a request, and the queue between what brings their messages and the one who reads them.
+
+Where messages have to be asked for, a reader (greenlet or thread) for each choice fills the queue, and waits
+while it is full. A transport that feeds the native core by itself pushes events, which are few.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from wsgi_router import runtime
+from wsgi_router.endings import Endings
+from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
+from wsgi_router.workers.worker import Lease, Worker
+
+_LOG = logging.getLogger(__name__)
+
+_LEAST_PAUSE: Final = 0.01
+
+
+class Ended:
+    """The RPC of a choice ended with status OK."""
+
+    def __repr__(self) -> str:
+        return "ENDED"
+
+
+class Blocked:
+    """The socket that was lent to the answer takes no more for now."""
+
+    def __repr__(self) -> str:
+        return "BLOCKED"
+
+
+class Broken(NamedTuple):
+    """The native core has taken in a message that it cannot go on from."""
+
+    flags: int
+    message: bytes
+
+
+ENDED: Final = Ended()
+BLOCKED: Final = Blocked()
+Item = bytes | int | Ended | Blocked | Broken | RpcFailure
+"""What comes of a choice: a message, or the flags of messages that the core has taken in already."""
+Ready = tuple[int, Item]
+"""An item with its choice's index."""
+
+
+class Choice:
+    """One RPC with its lease."""
+
+    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stale", "stream")
+
+    def __init__(
+        self, index: int, request_id: str, lease: Lease, stream: MessageStream | None, patience: float
+    ) -> None:
+        self.index = index
+        self.request_id = request_id
+        self.lease = lease
+        self.stream: MessageStream | Call | None = stream  # None: the RPC has ended
+        self.last = time.monotonic()
+        self.patience = patience  # longest silence after `last`, in seconds
+        self.ended = False  # for the request; its reader may still wait for the RPC's end
+        self.blocked = False  # its reader waits for room, so silence is not the worker's
+        self.stale = False  # another attempt has taken its place
+
+    def __repr__(self) -> str:
+        return f"<choice {self.index} {'open' if self.stream else 'ended'} {self.lease!r}>"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the requests of a process have in common. `queue_size` in messages, `token_timeout` in seconds."""
+
+    pool: WorkerPool
+    transport: GenerateTransport
+    endings: Endings
+    defer: Callable[[Callable[[], object]], None]
+    queue_size: int
+    token_timeout: float
+
+    def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
+        """Takes in how an RPC that nobody here has cancelled came to its end."""
+        if end is ENDED:
+            self.pool.report(worker, Event.CALL_OK)
+        elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
+            self.pool.report(worker, Event.CALL_UNREACHABLE)
+
+
+class Queue:
+    """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
+    that a Generation that is dropped without `close` can be noticed."""
+
+    def __init__(self, shared: Shared) -> None:
+        self.shared = shared
+        self.ready: deque[tuple[Choice, Item]] = deque()
+        self.wakeup = runtime.wakeup()
+        self.room: deque[runtime.Wakeup] = deque()
+        self.choices: dict[int, Choice] = {}  # those not ended yet, by index
+        self.closed = False
+        self._lock = threading.Lock()
+
+    def read(self, choice: Choice, stream: MessageStream) -> None:
+        """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
+        ready, wake, limit = self.ready, self.wakeup.set, self.shared.queue_size
+        clock, patience = time.monotonic, self.shared.token_timeout
+        worker = choice.lease.worker
+        end: Ended | RpcFailure = ENDED
+        try:
+            for message in stream:
+                if choice.ended:
+                    continue
+                choice.last = worker.heard = clock()
+                choice.patience = patience
+                ready.append((choice, message))
+                wake()
+                if len(ready) >= limit:
+                    self._wait_for_room(choice)
+        except RpcFailure as failure:
+            end = failure.with_traceback(None)  # which would tie the queue to its own frames
+        except Exception as error:
+            _LOG.exception("reading from %s failed", choice.lease.worker.url)
+            end = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
+        self.over(choice, end)
+
+    def feed(self, choice: Choice, open_call: Callable[[_Sink], Call]) -> None:
+        """Adds a choice whose events are pushed. Raises RpcFailure."""
+        with self._lock:
+            if not self.closed:
+                self.choices[choice.index] = choice
+        sink = _Sink(self, choice)
+        try:
+            call = open_call(sink)
+        except BaseException:
+            self.end(choice)
+            raise
+        with self._lock:
+            if not sink.over:
+                choice.stream = call
+        if choice.ended or self.closed:
+            self._drop(choice)
+
+    def over(self, choice: Choice, end: Ended | RpcFailure, silent: bool = False) -> None:
+        """The RPC of a choice has come to its end by itself."""
+        choice.stream = None
+        self.shared.endings.forget(choice)
+        if self.end(choice, end):
+            if silent:
+                self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+            else:
+                self.shared.note_end(choice.lease.worker, end)
+
+    def _wait_for_room(self, choice: Choice) -> None:
+        """Holds the reader, and by gRPC's flow control the worker, until the consumer has caught up."""
+        room = runtime.wakeup()
+        choice.blocked = True
+        while len(self.ready) >= self.shared.queue_size and not choice.ended:
+            self.room.append(room)
+            if len(self.ready) >= self.shared.queue_size and not choice.ended:
+                room.wait()
+        choice.last = time.monotonic()
+        choice.blocked = False
+
+    def make_room(self) -> None:
+        """Lets waiting readers look again."""
+        while self.room:
+            try:
+                self.room.popleft().set()
+            except IndexError:  # another thread was faster
+                return
+
+    def start(self, choice: Choice) -> None:
+        """Adds a choice and starts its reader; ends it at once if the request was closed meanwhile."""
+        with self._lock:
+            if not self.closed:
+                self.choices[choice.index] = choice
+                runtime.spawn(self.read, choice, choice.stream)
+                return
+        self._drop(choice)
+
+    def end(self, choice: Choice, last: Ended | RpcFailure | None = None) -> bool:
+        """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
+        with self._lock:
+            if self.choices.get(choice.index) is not choice:
+                return False
+            if last is not None:
+                self.ready.append((choice, last))
+            del self.choices[choice.index]
+            choice.ended = True
+        choice.lease.release()
+        if last is not None:
+            self.wakeup.set()
+        if choice.blocked:
+            self.make_room()
+        return True
+
+    def cancel(self, choice: Choice, last: RpcFailure | None = None) -> bool:
+        """Ends a choice that the worker still works on. True for the one caller that did so."""
+        ended = self.end(choice, last)
+        if ended:
+            self._drop(choice)
+        return ended
+
+    def expire(self, now: float) -> float:
+        """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
+        pause = math.inf
+        for choice in list(self.choices.values()):
+            left = choice.last + choice.patience - now
+            if left <= 0 and not choice.blocked:
+                silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
+                if self.cancel(choice, silence):
+                    self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+            pause = min(pause, max(left, _LEAST_PAUSE))
+        return pause
+
+    def _drop(self, choice: Choice) -> None:
+        choice.lease.release()
+        stream = choice.stream
+        if stream is not None:
+            stream.close()
+            if self.shared.transport.feeds:  # no event follows; a reader would notice by itself
+                choice.stream = None
+            self.shared.transport.abort(choice.lease.worker, choice.request_id)
+
+    def let_end(self, choice: Choice) -> None:
+        """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
+        if self.end(choice):
+            self.shared.endings.watch(choice)
+
+    def close(self) -> None:
+        """Cancels all that is open. Idempotent."""
+        with self._lock:
+            self.closed = True
+        for choice in list(self.choices.values()):
+            self.cancel(choice)
+        self.make_room()
+        self.wakeup.set()
+
+
+class _Sink:
+    """Events of a choice whose transport pushes them; see `transport.Sink`."""
+
+    __slots__ = ("_choice", "_queue", "over")
+
+    def __init__(self, queue: Queue, choice: Choice) -> None:
+        self._queue = queue
+        self._choice = choice
+        self.over = False
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        self._put(flags if message is None else Broken(flags, message))
+
+    def message(self, message: bytes) -> None:
+        self._put(message)
+
+    def blocked(self) -> None:
+        self._put(BLOCKED)
+
+    def ended(self, failure: RpcFailure | None, silent: bool) -> None:
+        with self._queue._lock:
+            self.over = True
+        self._queue.over(self._choice, ENDED if failure is None else failure, silent)
+
+    def _put(self, item: Item) -> None:
+        if not self._choice.ended:
+            self._queue.ready.append((self._choice, item))
+            self._queue.wakeup.set()

@@ -1,0 +1,182 @@
+"""The transport in the native core: HTTP/2, gRPC, decoding and framing in one thread a process.
+
+Python hears of a call at its first message, when its answer has bytes to pass on, and at its end. The events
+are delivered in the hub under gevent, else by a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+
+from wsgi_router import native, runtime
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.settings import Settings
+from wsgi_router.workers.transport import Patience, RpcFailure, Sink
+from wsgi_router.workers.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+
+_ABORTS_AT_ONCE: Final = 64
+_UNARY_AT_ONCE: Final = 1024
+_GRACE_SECONDS: Final = 2.0
+_STATUS: Final = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""Names of gRPC's status codes, by number."""
+
+
+def _failure(status: int, details: str) -> RpcFailure | None:
+    if status == 0:
+        return None
+    return RpcFailure(_STATUS[status] if status < len(_STATUS) else "UNKNOWN", details)
+
+
+class _Push:
+    """Hands a call's events to a sink; what the extension calls."""
+
+    __slots__ = ("_sink", "_worker")
+
+    def __init__(self, worker: Worker, sink: Sink) -> None:
+        self._worker = worker
+        self._sink = sink
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        self._worker.heard = time.monotonic()
+        self._sink.fed(flags, message)
+
+    def message(self, message: bytes) -> None:
+        self._worker.heard = time.monotonic()
+        self._sink.message(message)
+
+    def blocked(self) -> None:
+        self._sink.blocked()
+
+    def ended(self, status: int, details: str, silent: bool) -> None:
+        self._sink.ended(_failure(status, details), silent)
+
+
+class _Unary:
+    """A unary call's events."""
+
+    __slots__ = ("answer", "done", "failure", "on_end")
+
+    def __init__(self, on_end: Any = None) -> None:
+        self.answer: bytes | None = None
+        self.failure: RpcFailure | None = None
+        self.done = None if on_end else runtime.wakeup()
+        self.on_end = on_end
+
+    def message(self, message: bytes) -> None:
+        self.answer = message
+
+    def ended(self, status: int, details: str, _silent: bool) -> None:
+        self.failure = _failure(status, details)
+        if self.failure is None and self.answer is None:
+            self.failure = RpcFailure("INTERNAL", "the worker sent no answer")
+        if self.done is None:
+            self.on_end(self)
+        else:
+            self.done.set()
+
+
+class NativeTransport:
+    """See `transport.FeedingTransport`. To be made after the fork; under gevent, after patching."""
+
+    feeds: Literal[True] = True
+
+    def __init__(self, settings: Settings) -> None:
+        runtime.init_process(0)
+        options = {
+            "keepalive_time_ms": int(settings.keepalive_time * 1000),
+            "keepalive_timeout_ms": int(settings.keepalive_timeout * 1000),
+            "queue_size": settings.queue_size,
+        }
+        self._net = native.Net(msgspec.json.encode(options))
+        self._unwatch = runtime.watch_readable(self._net.fileno(), self._net.deliver)
+        self._abort_timeout = settings.abort_timeout
+        self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
+        self._aborts: dict[_Unary, Any] = {}
+        self._closed = False
+
+    def feed(
+        self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
+    ) -> Any:
+        return self._net.generate(
+            worker.address, request, answer, choice, patience.first, patience.between, _Push(worker, sink)
+        )
+
+    def heard(self, worker: Worker) -> float:
+        silence = self._net.heard(worker.address)
+        return 0.0 if silence is None else time.monotonic() - silence
+
+    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        if not self._unary_slots.acquire(timeout=timeout):
+            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
+        try:
+            return self._unary(worker, method, request, timeout)
+        finally:
+            self._unary_slots.release()
+
+    def _unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+        events = _Unary()
+        call = self._net.unary(worker.address, method, request, timeout, events)
+        try:
+            assert events.done is not None
+            if not events.done.wait(timeout + _GRACE_SECONDS):
+                raise RpcFailure("DEADLINE_EXCEEDED", f"no answer for {timeout:g} seconds")
+        finally:
+            call.close()
+        failure, events.failure = events.failure, None
+        if failure is not None:
+            try:
+                raise failure
+            finally:
+                del failure  # else the error would hold itself by its traceback
+        assert events.answer is not None
+        return events.answer
+
+    def abort(self, worker: Worker, request_id: str) -> None:
+        if len(self._aborts) >= _ABORTS_AT_ONCE or self._closed:
+            _LOG.debug("abort of %s left out: %d are under way", request_id, len(self._aborts))
+            return
+        request = pb.AbortRequest(request_id=request_id, reason="client gone").SerializeToString()
+        events = _Unary(self._forget_abort)
+        self._aborts[events] = None
+        call = self._net.unary(worker.address, "Abort", request, self._abort_timeout, events)
+        if events in self._aborts:
+            self._aborts[events] = call
+
+    def _forget_abort(self, events: _Unary) -> None:
+        self._aborts.pop(events, None)
+
+    def forget(self, worker: Worker) -> None:
+        self._net.forget(worker.address)
+
+    def close(self) -> None:
+        self._closed = True
+        self._unwatch()
+        self._net.close()
+
+    def __repr__(self) -> str:
+        return f"<NativeTransport {self._net!r} aborts={len(self._aborts)}>"
