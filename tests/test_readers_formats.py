@@ -1,5 +1,5 @@
-"""A reader's own answers in the models' formats: what the worker says, and what the client must see of it, whole and
-streamed in pieces of every size up to the whole."""
+"""A reader's own answers in the models' formats: what the worker says, and what the client must see of it,
+whole and streamed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.app import App, ask, chunk, complete, whole
+from tests.support import answers, deltas, tiny
+from tests.support.app import App
 
 WEATHER_SCHEMA = {
     "type": "object",
@@ -22,6 +23,8 @@ TOOLS = [
 ]
 KÖLN = {"city": "Köln", "days": 3, "zip": "007"}
 TEXT = json.dumps(KÖLN, ensure_ascii=False)
+SIZES = (1, 2, 3, 7, 19, 10_000)
+"""Of the worker's chunks, in bytes, which are the tokens of this tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ CASES = (
     Case(
         "mistral-two",
         "mistral",
-        f'Sure.[TOOL_CALLS] [{{"name": "weather", "arguments": {TEXT}}}, {{"name": "now", "arguments": {{}}}}]',
+        f'Sure.[TOOL_CALLS] [{{"name": "weather", "arguments": {TEXT}}}, '
+        '{"name": "now", "arguments": {}}]',
         [("weather", KÖLN), ("now", {})],
         "Sure.",
     ),
@@ -145,7 +149,8 @@ CASES = (
     Case(
         "gpt-oss-answers",
         "gpt-oss",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hällo <b>!<|return|>",
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>final<|message|>Hällo <b>!<|return|>",
         [],
         "Hällo <b>!",
         thought="Hm.",
@@ -187,6 +192,22 @@ CASES = (
         [("weather", None)],
         finish="length",
     ),
+    Case(
+        "cut-in-a-later-calls-name",
+        "mistral",
+        '[TOOL_CALLS] [{"name": "now", "arguments": {}}, {"name": "weat',
+        [("now", {})],
+        finish="length",
+    ),
+    Case(
+        "forced-and-cut-in-a-later-calls-name",
+        "qwen",
+        '[{"name": "now", "parameters": {}}, {"name": "weat',
+        [("now", {})],
+        finish="length",
+        body={"tool_choice": "required"},
+    ),
+    Case("pythonic-cut-in-a-later-calls-name", "pythonic", "[now(), weat", [("now", {})], finish="length"),
 )
 
 
@@ -203,56 +224,15 @@ def seen(case: Case, message: dict[str, Any], finish: str) -> None:
     assert finish == case.finish
 
 
-def pieces(text: str, size: int, reason: str) -> list[bytes]:
-    """The worker's messages: chunks of `size` bytes, of which Complete repeats nothing."""
-    raw = text.encode()
-    out = []
-    for at in range(0, len(raw), size):
-        ids = list(raw[at : at + size])
-        message = chunk("", 0)
-        part = type(pb_response()).FromString(message)
-        part.chunk.token_ids.extend(ids)
-        part.chunk.completion_tokens = min(at + size, len(raw))
-        out.append(part.SerializeToString())
-    return [*out, complete(text, reason)]
-
-
-def pb_response() -> Any:
-    from wsgi_router.pb import sglang_scheduler_pb2 as pb
-
-    return pb.GenerateResponse()
-
-
-def message_of(stream: str) -> tuple[dict[str, Any], str]:
-    message: dict[str, Any] = {"content": ""}
-    calls: list[dict[str, Any]] = []
-    finish = ""
-    assert stream.endswith("data: [DONE]\n\n")
-    for line in stream.split("\n\n")[:-2]:
-        (choice,) = json.loads(line.removeprefix("data: "))["choices"]
-        for key, value in choice["delta"].items():
-            if key == "tool_calls":
-                (part,) = value
-                if part["index"] == len(calls):
-                    calls.append({"id": part["id"], "function": {"name": part["function"]["name"], "arguments": ""}})
-                calls[part["index"]]["function"]["arguments"] += part["function"].get("arguments", "")
-            elif key != "role":
-                message[key] = message.get(key, "") + value
-        finish = choice["finish_reason"] or finish
-    if calls:
-        message = {**message, "tool_calls": calls, "content": message["content"] or None}
-    return message, finish
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_format(make: Callable[..., App], case: Case) -> None:
     body = {"tools": TOOLS, **case.body}
     reason = "length" if case.finish == "length" else "stop"
-    sizes = (1, 2, 3, 7, 19, 64, 10_000)
-    answers = [pieces(case.text, size, reason) for size in sizes]
+    ids = [*case.text.encode(), *([tiny.END] if reason == "stop" else [])]
+    cuts = [(closing, size) for closing in answers.CLOSINGS for size in SIZES]
     app = make(
-        (complete(case.text, reason), None),
-        *((*answer, None) for answer in answers),
+        (answers.complete(ids, len(ids), reason), None),
+        *((*answers.messages(ids, [size] * len(ids), closing, reason), None) for closing, size in cuts),
         tool_call_parser=case.tools,
         reasoning_parser=case.reasoning,
     )
@@ -260,10 +240,14 @@ def test_a_format(make: Callable[..., App], case: Case) -> None:
     assert answer.status_code == 200, answer.text
     (choice,) = answer.get_json()["choices"]
     seen(case, choice["message"], choice["finish_reason"])
-    for size in sizes:
-        streamed = app.chat(**body, stream=True)
-        assert streamed.status_code == 200, streamed.text
-        message, finish = message_of(streamed.text)
-        seen(case, message, finish)
-        arguments = [made["function"]["arguments"] for made in message.get("tool_calls", [])]
-        assert arguments == [made["function"]["arguments"] for made in choice["message"].get("tool_calls", [])], size
+    for _ in cuts:
+        streamed, last, _ = deltas.gather(deltas.chunks(app.chat(**body, stream=True).text))
+        if "tool_calls" in streamed:
+            streamed["content"] = streamed["content"] or None
+        seen(case, streamed, last["finish_reason"])
+        assert written(streamed) == written(choice["message"])
+
+
+def written(message: dict[str, Any]) -> list[str]:
+    """The arguments of its calls, byte for byte."""
+    return [made["function"]["arguments"] for made in message.get("tool_calls", [])]
