@@ -10,6 +10,7 @@ import pytest
 
 from tests.support import tiny
 from wsgi_router import native, preprocess
+from wsgi_router.errors import InvalidRequestError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema import ChatRequest, parse_chat
 from wsgi_router.settings import Settings
@@ -128,6 +129,16 @@ def test_sampling_has_the_workers_names() -> None:
         "ignore_eos": True,
         "logit_bias": {"5": 1},
     }
+
+
+def test_a_bias_of_an_id_that_the_model_lacks_is_refused() -> None:
+    """The vocabulary is the worker's, where it tells: a model's may be larger than the tokenizer's."""
+    assert job(logit_bias={"151935": 1})["sampling"]["logit_bias"] == {"151935": 1}
+    card = ModelCard("m", vocab_size=151936)
+    assert job(card, logit_bias={"151935": 1})["sampling"]["logit_bias"] == {"151935": 1}
+    with pytest.raises(InvalidRequestError) as caught:
+        job(card, logit_bias={"5": 1, "151936": 1})
+    assert caught.value.param == "logit_bias.151936"
 
 
 def test_options_of_the_answer() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -157,13 +157,13 @@ def prepare_generate(
     """As `prepare`, for each prompt of a request in SGLang's own form."""
     asked = request.sampling
     logprobs = (request.top_logprobs_num or 0) if request.return_logprob else None
-    job = {
-        **_plain_job(asked, card, bool(request.stream)),
-        "return_logprob": logprobs is not None,
-        "top_logprobs_num": logprobs or 0,
-        "logprob_start_len": -1 if request.logprob_start_len is None else request.logprob_start_len,
-    }
     try:
+        job = {
+            **_plain_job(asked, card, bool(request.stream)),
+            "return_logprob": logprobs is not None,
+            "top_logprobs_num": logprobs or 0,
+            "logprob_start_len": -1 if request.logprob_start_len is None else request.logprob_start_len,
+        }
         prepared = _prepare_prompts(job, request.prompts, request.paths, GENERATE_TOKENS, tokenizer, settings)
     except InvalidRequestError as error:
         raise _by_generates_names(error) from None
@@ -188,10 +188,12 @@ def prepare_generate(
 
 def _by_generates_names(error: InvalidRequestError) -> InvalidRequestError:
     """An error about a sampling parameter, whose name is another in SGLang's own requests."""
-    if error.param != "min_tokens":
+    field, dot, rest = (error.param or "").partition(".")
+    name = {"min_tokens": "min_new_tokens", "logit_bias": "logit_bias"}.get(field)
+    if name is None:
         return error
-    message = error.message.replace("'min_tokens'", "'min_new_tokens'")
-    return InvalidRequestError(message, param="sampling_params.min_new_tokens", code=error.code)
+    message = error.message.replace(f"'{field}'", f"'{name}'")
+    return InvalidRequestError(message, param=f"sampling_params.{name}{dot}{rest}", code=error.code)
 
 
 def _prepare_prompts(
@@ -287,7 +289,11 @@ def _template_arguments(request: ChatRequest) -> dict[str, Any]:
 
 
 def sampling(request: Sampling, card: ModelCard) -> dict[str, Any]:
-    """Sampling parameters: the client's, else the worker's defaults. The core fills in the neutral ones."""
+    """Sampling parameters: the client's, else the worker's defaults. The core fills in the neutral ones.
+
+    Raises InvalidRequestError for what this model cannot do.
+    """
+    _check_biased(request.logit_bias or {}, card.vocab_size)
     values = model_defaults(card.default_sampling_params) | model_defaults(card.preferred_sampling_params)
     for name, field in _SAMPLING.items():
         given = getattr(request, field)
@@ -299,6 +305,14 @@ def sampling(request: Sampling, card: ModelCard) -> dict[str, Any]:
     if custom:
         values["custom_params"] = custom
     return values
+
+
+def _check_biased(biases: Mapping[str, float], vocab_size: int) -> None:
+    # Such an id is an index out of range in the engine, whose error would not be this request's alone.
+    for token in biases if vocab_size else ():
+        if int(token) >= vocab_size:
+            message = f"Token id {token} is not in the model's vocabulary of {vocab_size}."
+            raise InvalidRequestError(message, param=f"logit_bias.{token}", code="invalid_value")
 
 
 @functools.lru_cache(maxsize=64)

@@ -30,6 +30,8 @@ const FREE_BYTES: usize = 64 * 1024;
 struct Mark {
     at: usize,
     skip: usize,
+    /// Behind a call of the same list: no prose stands here.
+    listed: bool,
 }
 
 #[derive(Debug)]
@@ -137,7 +139,7 @@ impl Engine {
             match self.step(&buf, last, sink) {
                 Went::On => {}
                 Went::Astray => self.astray(&buf, sink),
-                Went::Nowhere if last && self.mark.is_some() => self.astray(&buf, sink),
+                Went::Nowhere if last && self.mark.is_some() => self.cut_off(&buf, sink),
                 Went::Nowhere => break,
             }
         }
@@ -195,6 +197,18 @@ impl Engine {
         self.content(&buf[mark.at..from], sink);
     }
 
+    /// The text has ended in what may have become a call.
+    fn cut_off(&mut self, buf: &str, sink: &mut dyn Sink) {
+        if self.mark.is_some_and(|mark| mark.listed) {
+            self.state = State::Text;
+            self.calls.abandon();
+            self.mark = None;
+            self.pos = buf.len();
+        } else {
+            self.astray(buf, sink);
+        }
+    }
+
     /// A call is certain.
     fn commit(&mut self) {
         self.mark = None;
@@ -231,7 +245,7 @@ impl Engine {
         match (self.frames.bare, marker) {
             (Bare::Json, "{" | "[") => return self.open_bare(),
             (Bare::Python, "[") => {
-                self.mark = Some(Mark { at: self.pos, skip: 1 });
+                self.mark = Some(Mark { at: self.pos, skip: 1, listed: false });
                 self.pos += 1;
                 self.state = State::Python(List::new());
                 return Went::On;
@@ -243,7 +257,7 @@ impl Engine {
         let called = || frames.iter().position(|frame| frame.lone && frame.call.contains(&marker));
         if let Some(frame) = opened.or_else(called) {
             self.frame = Some(frame);
-            self.mark = Some(Mark { at: self.pos, skip: marker.len() });
+            self.mark = Some(Mark { at: self.pos, skip: marker.len(), listed: false });
             self.lone = opened.is_none();
             self.state = if self.lone { State::Name } else { State::Gap };
         } else if self.frame().is_some_and(|(frame, _)| frame.close.contains(&marker)) {
@@ -259,7 +273,7 @@ impl Engine {
     }
 
     fn open_object(&mut self) -> Went {
-        self.mark.get_or_insert(Mark { at: self.pos, skip: 1 });
+        self.mark.get_or_insert(Mark { at: self.pos, skip: 1, listed: false });
         let strict = self.frame.is_none() && self.frames.bare != Bare::JsonOnly;
         self.state = State::Object(Object::new(strict));
         Went::On
@@ -301,7 +315,7 @@ impl Engine {
     fn between(&mut self, marker: &'static str) -> Went {
         let Some((frame, _)) = self.frame() else { return Went::Astray };
         if frame.call.contains(&marker) {
-            self.mark.get_or_insert(Mark { at: self.pos, skip: marker.len() });
+            self.mark.get_or_insert(Mark { at: self.pos, skip: marker.len(), listed: true });
             self.pos += marker.len();
             self.state = State::Name;
             return Went::On;
@@ -368,7 +382,7 @@ impl Engine {
             Turn::More => return Went::Nowhere,
             Turn::Unknown => {}
             // The next one may be no call, though this one was.
-            Turn::Call => self.mark = Some(Mark { at: self.pos, skip: 1 }),
+            Turn::Call => self.mark = Some(Mark { at: self.pos, skip: 1, listed: true }),
             Turn::Last => self.state = State::Gap,
             Turn::Wrong if self.mark.is_some() => return Went::Astray,
             Turn::Wrong => self.wrong(sink),

@@ -8,7 +8,8 @@
 //!
 //! A call of a tool that the request does not have is dropped where markers frame it, as SGLang's detectors do
 //! by default; without markers it cannot be told from an answer in JSON, and is content unless a known call stands
-//! in the same list. A call that was cut off comes out as far as it goes: its arguments are not closed.
+//! in the same list. A call that was cut off comes out as far as it goes: its arguments are not closed. One cut
+//! off before its name was complete is content, but not behind a call of the same list, where no prose stands.
 
 mod calls;
 mod constrained;

@@ -90,7 +90,8 @@ impl List {
 
     /// A name, its parenthesis, and a look at what follows: prose has brackets and parentheses too.
     fn name(&mut self, text: &str, last: bool, calls: &mut Calls, sink: &mut dyn Sink) -> (usize, Turn) {
-        let (name, used) = match call(text, last) {
+        // No prose stands behind a call of the list: what was cut off there says nothing.
+        let (name, used) = match call(text, last && !self.begun) {
             Peek::More => return (0, Turn::More),
             Peek::No => return (0, Turn::Wrong),
             Peek::Yes(found) => found,

@@ -338,6 +338,31 @@ fn constrained_output_is_calls() {
 }
 
 #[test]
+fn a_nameless_call_behind_another_says_nothing() {
+    let array = || Parser::Constrained(ConstrainedParser::array(tools(true)));
+    for cut in ["", ",", ", {", ", {\"na", ", {\"name\": \"sea", ", {\"name\": \"search\", \"parameters\": "]
+    {
+        let answer = read(array, &format!("[{{\"name\": \"ping\", \"parameters\": {{}}}}{cut}"));
+        assert_eq!((answer.content.as_str(), answer.calls.len()), ("", 1), "{cut}");
+    }
+    let listed = [
+        ("mistral", "[TOOL_CALLS] [{\"name\": \"ping\", \"arguments\": {}}, {\"name\": \"sea"),
+        ("pythonic", "[ping(), sea"),
+        ("pythonic", "[ping(), search("),
+        (
+            "deepseek_v31",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>ping<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>sea",
+        ),
+    ];
+    for (format, text) in listed {
+        let answer = calls(format, text);
+        assert_eq!((answer.content.as_str(), answer.calls.len()), ("", 1), "{format}: {text}");
+    }
+    assert_eq!(read(array, "[{\"name\": \"pi").content, "[{\"name\": \"pi");
+    assert_eq!(calls("pythonic", "[ping(), 5 more").content, " 5 more");
+}
+
+#[test]
 fn formats_are_known_by_name() {
     assert_eq!(tool_format("hermes").map(|format| format.name), Some("qwen"));
     assert!(tool_format("nonsense").is_none());
