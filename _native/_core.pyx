@@ -8,6 +8,7 @@ said in ``wsgi_router/_core.pyi``.
 import json
 import logging
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from posix.unistd cimport getpid
@@ -316,6 +317,7 @@ cdef uint64_t milliseconds(double seconds):
 cdef double MOST_SECONDS = 1e9
 
 
+@cython.no_gc_clear  # __dealloc__ asks the net
 cdef class Call:
     cdef WrCall *handle
     cdef uint64_t tag
