@@ -10,6 +10,7 @@ import logging
 
 import msgspec
 
+cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from posix.unistd cimport getpid
@@ -319,6 +320,7 @@ cdef uint64_t milliseconds(double seconds):
 cdef double MOST_SECONDS = 1e9
 
 
+@cython.no_gc_clear  # __dealloc__ asks the net
 cdef class Call:
     cdef WrCall *handle
     cdef uint64_t tag
@@ -341,6 +343,8 @@ cdef class Net:
     cdef int pid
     cdef uint64_t tags
     cdef dict sinks
+    cdef WrNet *closing  # closed while other threads were inside of it; the last of them frees it
+    cdef unsigned int inside
 
     def __cinit__(self, bytes options not None):
         cdef const uint8_t *data = data_of(options)
@@ -384,6 +388,7 @@ cdef class Net:
         cdef WrError err
         cdef int32_t code
         cdef Call call = self.new_call(sink)
+        self.inside += 1
         with nogil:
             code = wr_net_generate(
                 net, host_data, host_size, data, size, answer, choice, call.tag, first, token, &call.handle, &err
@@ -406,6 +411,7 @@ cdef class Net:
         cdef WrError err
         cdef int32_t code
         cdef Call call = self.new_call(sink)
+        self.inside += 1
         with nogil:
             code = wr_net_unary(
                 net, host_data, host_size, name_data, name_size, data, size, call.tag, timeout, &call.handle, &err
@@ -421,8 +427,11 @@ cdef class Net:
         return call
 
     cdef Call begun(self, Call call, int32_t code, WrError *err):
+        self.inside -= 1
+        if self.inside == 0 and self.closing is not NULL:
+            self.free(self.closing)
         if code:
-            del self.sinks[call.tag]
+            self.sinks.pop(call.tag, None)
             raise failure(err)
         return call
 
@@ -458,9 +467,21 @@ cdef class Net:
     def close(self):
         cdef WrNet *handle = self.handle
         self.handle = NULL
-        if handle is not NULL and self.pid == getpid():
+        if handle is not NULL and self.inside:
+            self.closing = handle
+        elif handle is not NULL:
+            self.free(handle)
+        self.end_all()
+
+    cdef free(self, WrNet *handle):
+        self.closing = NULL
+        if self.pid == getpid():
             with nogil:
                 wr_net_free(handle)
+        self.end_all()
+
+    cdef end_all(self):
+        """What is still open will have no events."""
         while self.sinks:
             self.sinks.popitem()[1].ended(CANCELLED, "the transport was closed", False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -163,6 +164,23 @@ def many_threads_scenario(port: int) -> None:
     wait_until(lambda: len(ended) == 200, 60)
     wait_until(lambda: live_handles()["calls"] == 0, 5)
     transport.close()
+
+
+def garbage_scenario(port: int) -> None:
+    transport, worker = transport_to(port)
+    for _ in range(5):
+        call = transport.feed(worker, REQUEST_ID + body([5, 6], 2000), None, 0, LONG, Events())
+        holder = [call]
+        holder.append(holder)
+        del call, holder
+    gc.collect()
+    assert live_handles()["calls"] == 0
+    transport.close()
+
+
+@both
+def test_a_call_in_a_cycle_is_freed_with_it(mode: str, worker: WorkerProcess) -> None:
+    run(mode, garbage_scenario, worker.port)
 
 
 @both

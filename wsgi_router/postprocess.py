@@ -31,6 +31,8 @@ _LOG = logging.getLogger(__name__)
 
 PING: Final = b": ping\n\n"
 
+_LOOKS: Final = 4
+
 _SPECIAL: Final = CHOICE_DONE | CANCEL | ALL_DONE | FAILED
 
 OnEnd = Callable[[dict[str, Any], str], None]
@@ -270,7 +272,8 @@ def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[byte
             if data:
                 yield data
                 data = b""
-            if wait(ping_interval):
+            # How long the socket was silent is for the core to know: it is asked a few times an interval.
+            if wait(ping_interval / _LOOKS if answer.lent else ping_interval):
                 feed()
                 if not answer.lent:
                     data = take()

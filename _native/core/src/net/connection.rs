@@ -297,6 +297,8 @@ where
         .max_frame_size(FRAME)
         .max_header_list_size(HEADERS)
         .max_concurrent_reset_streams(RESETS)
+        // Frames of calls that are no longer known count as our errors: in time, every connection would end by them.
+        .max_local_error_reset_streams(None)
         // Windows bound what a worker may send; small frames of blocked calls must not end the connection.
         .data_frame_budget(usize::MAX / 2)
         .enable_push(false)
