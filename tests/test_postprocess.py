@@ -178,6 +178,19 @@ def test_a_failure_midway_is_an_event(tokenizer: native.Tokenizer) -> None:
     assert streamed.ends.outcomes == ["failed"]
 
 
+@pytest.mark.parametrize("last", [UNAVAILABLE, b"\xff\xff\xff", complete(1, 1, "abort"), None])
+def test_what_came_before_a_failure_is_not_lost(
+    tokenizer: native.Tokenizer, last: bytes | RpcFailure | None
+) -> None:
+    """Also where both come in one batch, before the first byte is sent."""
+    streamed = Streamed(tokenizer, (messages(tokenizer)[0], last))
+    found = parse(list(streamed.response))
+    assert content(found) == "Hello"
+    assert "error" in found[-2]
+    assert found[-1] == "[DONE]"
+    assert streamed.ends.outcomes == ["failed"]
+
+
 def test_an_abort_midway_is_an_event(tokenizer: native.Tokenizer) -> None:
     streamed = Streamed(tokenizer, (messages(tokenizer)[0],))
     found = streamed.rest(complete(1, 1, "abort"), None)

@@ -206,11 +206,13 @@ def _as_router_error(error: Exception) -> RouterError:
 class StreamResponse:
     """A streamed answer as a WSGI iterable. `close` cancels what is open; it may come from anywhere."""
 
-    def __init__(self, answer: _Answer, head: bytes, settings: Settings) -> None:
+    def __init__(
+        self, answer: _Answer, head: bytes, settings: Settings, failure: Exception | None = None
+    ) -> None:
         self._answer = answer
         self._lendable = settings.lend_sockets and answer.generation.fed
         self._defer = answer.generation.defer
-        self._events = _events(answer, head, settings.ping_interval)
+        self._events = _events(answer, head, settings.ping_interval, failure)
 
     def __iter__(self) -> StreamResponse:
         return self
@@ -240,8 +242,9 @@ def stream_response(
 ) -> StreamResponse:
     """The answer as server-sent events. Takes `generation` over.
 
-    The first batch is fed here: a failure before the first byte raises RouterError, so that it can still
-    become a status. Later failures are an error event and [DONE].
+    The first batch is fed here: a failure before the first event raises RouterError, so that it can still
+    become a status. Later failures are an error event and [DONE], also those of the same batch: what has come
+    is not lost.
     """
     answer = _Answer(generation, stream, on_end)
     try:
@@ -251,19 +254,28 @@ def stream_response(
             answer.feed()
             head = stream.take()
     except Exception as error:
-        raise _failed(answer, error) from None
+        head = b"" if isinstance(error, (ClientGone, NativeError)) else stream.take()
+        if not head:
+            raise _failed(answer, error) from None
+        return StreamResponse(answer, head, settings, error.with_traceback(None))
     except BaseException:
         answer.end(observability.CANCELLED)
         raise
     return StreamResponse(answer, head, settings)
 
 
-def _events(answer: _Answer, head: bytes, ping_interval: float) -> Iterator[bytes]:
-    """Yields what is ready as one piece each time. Ends the answer when it is done, however that is."""
+def _events(answer: _Answer, head: bytes, ping_interval: float, failure: Exception | None) -> Iterator[bytes]:
+    """Yields what is ready as one piece each time. Ends the answer when it is done, however that is.
+
+    `failure`: what followed `head`, and ends the answer.
+    """
     generation, stream = answer.generation, answer.stream
     wait, feed, take = generation.wait, answer.feed, stream.take
     data = head
     try:
+        if failure is not None:
+            yield data
+            raise failure
         if data and answer.loan is not None:
             yield data
             data = b""

@@ -112,6 +112,8 @@ def _check_error(value: Any, sent: Sent, status: int) -> None:
     error = value["error"]
     assert error.keys() == {"message", "type", "param", "code"}
     assert error["code"] != "internal_error", "an internal error"
+    if sent.odd and error["code"] == "client_gone":
+        return  # it has ended its sending half while the answer was on the way
     if status >= 500 and error["code"] in FAULT_CODES:
         assert sent.faults, "a fault of a worker that has none"
     operation = operation_of(sent)
