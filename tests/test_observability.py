@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,19 @@ def test_bounds_must_match() -> None:
     values = Metrics((0.1, 0.2))
     with pytest.raises(ValueError, match="zip"):
         values.observe_inter_token([1, 2], 0.1)
+
+
+def test_metrics_made_too_early_get_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Sequence[float]] = []
+    monkeypatch.setattr(observability, "Metrics", made.append)
+    monkeypatch.setattr(observability, "metrics", functools.cache(observability.metrics.__wrapped__))
+    monkeypatch.setattr(observability, "_token_bounds", (1.0,))
+    observability.metrics()
+    observability.set_token_bounds((2.0, 3.0))
+    observability.metrics()
+    observability.set_token_bounds([2.0, 3.0])
+    observability.metrics()
+    assert made == [(1.0,), (2.0, 3.0)]
 
 
 def test_a_record_is_finished_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -144,9 +144,11 @@ _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
 
 
 def set_token_bounds(bounds: Sequence[float]) -> None:
-    """Bounds of the native core's buckets of inter-token time. Before `metrics` is first called."""
+    """Bounds of the native core's buckets of inter-token time. Metrics that have others are made anew."""
     global _token_bounds
-    _token_bounds = tuple(bounds)
+    if _token_bounds != tuple(bounds):
+        _token_bounds = tuple(bounds)
+        metrics.cache_clear()
 
 
 @functools.cache
