@@ -15,7 +15,11 @@
 //! | `a + b` beside `\|safe` | [`ADD`] | Markup escapes what is added to it |
 //! | `a, b` | `(a, b)` | a tuple needs no parentheses in Jinja |
 
-use super::tokens::{Fault, Kind, Parsed, Token, string_end, tokens};
+mod edits;
+mod operands;
+
+use super::tokens::{Fault, Kind, Parsed, Token, tokens};
+use edits::Edits;
 
 pub const ADD: &str = "_add";
 pub const MOD: &str = "_mod";
@@ -27,40 +31,9 @@ pub const INDEXED: &str = "_indexed";
 pub const ORDERED: &str = "_ordered";
 pub const PRINTED: &str = "_printed";
 
-/// Filters that compare all items with each other, and those that make text of what they get.
-const ORDERING: [&str; 7] = ["sort", "unique", "min", "max", "groupby", "dictsort", "sum"];
-const PRINTING: [&str; 9] =
-    ["upper", "lower", "title", "capitalize", "replace", "indent", "join", "format", "wordcount"];
-/// Tests that walk what they get.
-const WALKING: [&str; 15] = [
-    "eq",
-    "equalto",
-    "ne",
-    "lt",
-    "lessthan",
-    "le",
-    "gt",
-    "greaterthan",
-    "ge",
-    "in",
-    "sameas",
-    "lower",
-    "upper",
-    "number",
-    "divisibleby",
-];
-
 /// What is nested or chained deeper than this is refused: compilers and trees are walked by recursion.
 const MAX_DEPTH: usize = 100;
 const MAX_CHAIN: usize = 500;
-
-/// A change to the text: at one place what closes comes before what opens, inner before outer and the reverse.
-struct Edit {
-    at: usize,
-    opens: bool,
-    text: String,
-    removed: usize,
-}
 
 /// Names that expressions use; what is unknown can be told before a client asks.
 #[derive(Debug, Default)]
@@ -78,7 +51,7 @@ pub struct Reader<'a> {
     tokens: Vec<Token<'a>>,
     at: usize,
     depth: usize,
-    edits: Vec<Edit>,
+    edits: Edits,
     /// Whether [`ADD`] is needed.
     markup: bool,
     pub names: Names,
@@ -96,31 +69,15 @@ struct Node {
 impl<'a> Reader<'a> {
     pub fn new(text: &'a str, markup: bool) -> Parsed<Self> {
         let tokens = tokens(text)?;
-        Ok(Self { text, tokens, at: 0, depth: 0, edits: Vec::new(), markup, names: Names::default() })
+        Ok(Self { text, tokens, at: 0, depth: 0, edits: Edits::default(), markup, names: Names::default() })
     }
 
     /// The changed text and the names it uses. Errors: something is left that nothing has read.
-    pub fn finish(mut self) -> Parsed<(String, Names)> {
+    pub fn finish(self) -> Parsed<(String, Names)> {
         if self.at < self.tokens.len() {
             return Err("unexpected text behind the expression");
         }
-        let order = |index: usize, edit: &Edit| if edit.opens { -(index as i64) } else { index as i64 };
-        let mut sorted: Vec<(usize, bool, i64, Edit)> = self
-            .edits
-            .drain(..)
-            .enumerate()
-            .map(|(index, edit)| (edit.at, edit.opens, order(index, &edit), edit))
-            .collect();
-        sorted.sort_by_key(|(at, opens, order, _)| (*at, *opens, *order));
-        let mut out = String::with_capacity(self.text.len() * 2);
-        let mut copied = 0;
-        for (at, _, _, edit) in &sorted {
-            out.push_str(&self.text[copied.min(*at)..*at]);
-            out.push_str(&edit.text);
-            copied = (*at + edit.removed).max(copied);
-        }
-        out.push_str(&self.text[copied..]);
-        Ok((out, self.names))
+        Ok((self.edits.applied(self.text), self.names))
     }
 
     fn peek(&self) -> Option<Token<'a>> {
@@ -166,23 +123,10 @@ impl<'a> Reader<'a> {
         self.peek().map_or(self.text.len(), |token| token.start)
     }
 
-    fn open(&mut self, at: usize, text: impl Into<String>) {
-        self.edits.push(Edit { at, opens: true, text: text.into(), removed: 0 });
-    }
-
-    fn close(&mut self, at: usize, text: impl Into<String>) {
-        self.edits.push(Edit { at, opens: false, text: text.into(), removed: 0 });
-    }
-
-    fn replace(&mut self, token: Token, text: &str) {
-        let removed = token.end - token.start;
-        self.edits.push(Edit { at: token.start, opens: false, text: text.into(), removed });
-    }
-
     /// Puts `node` through a filter.
     pub fn filtered(&mut self, start: usize, end: usize, filter: &str) {
-        self.open(start, "((");
-        self.close(end, format!(")|{filter})"));
+        self.edits.open(start, "((");
+        self.edits.close(end, format!(")|{filter})"));
     }
 
     fn deeper<T>(&mut self, read: impl FnOnce(&mut Self) -> Parsed<T>) -> Parsed<T> {
@@ -214,8 +158,8 @@ impl<'a> Reader<'a> {
             read(self)?;
         }
         let end = self.behind();
-        self.open(first.start, "(");
-        self.close(end, ")");
+        self.edits.open(first.start, "(");
+        self.edits.close(end, ")");
         Ok((first.start, end))
     }
 
@@ -306,27 +250,27 @@ impl<'a> Reader<'a> {
             let left = node;
             let plus = self.markup && token.text == "+";
             if adding && !plus {
-                self.close(left.end, "))");
+                self.edits.close(left.end, "))");
             } else if plus {
                 if !adding {
-                    self.open(left.start, "((");
+                    self.edits.open(left.start, "((");
                 }
-                self.replace(token, if adding { "," } else { &first });
+                self.edits.replace(token, if adding { "," } else { &first });
             }
             adding = plus;
             node = Node { end: self.concatenation()?.end, literal: false, ..left };
         }
         if adding {
-            self.close(node.end, "))");
+            self.edits.close(node.end, "))");
         }
         Ok(node)
     }
 
     /// `a OPERATOR b` as `((a)|FILTER(b))`.
     fn called(&mut self, node: Node, operator: Token, filter: &str) {
-        self.open(node.start, "((");
-        self.replace(operator, &format!(")|{filter}("));
-        self.close(node.end, "))");
+        self.edits.open(node.start, "((");
+        self.edits.replace(operator, &format!(")|{filter}("));
+        self.edits.close(node.end, "))");
     }
 
     fn concatenation(&mut self) -> Parsed<Node> {
@@ -380,234 +324,11 @@ impl<'a> Reader<'a> {
         self.at += 1;
         let node = self.deeper(Self::signed)?;
         if sign.text == "+" {
-            self.open(start, "((");
-            self.replace(sign, "");
-            self.close(node.end, format!(")|{POSITIVE})"));
+            self.edits.open(start, "((");
+            self.edits.replace(sign, "");
+            self.edits.close(node.end, format!(")|{POSITIVE})"));
         }
         Ok(Node { start, ..node })
-    }
-
-    fn primary(&mut self) -> Parsed<Node> {
-        let token = self.peek().ok_or("the expression is cut off")?;
-        let start = token.start;
-        match (token.kind, token.text) {
-            (Kind::Name, name) => {
-                self.at += 1;
-                let literal = matches!(name, "true" | "True" | "false" | "False" | "none" | "None");
-                if !literal {
-                    self.names.variables.push(name.to_owned());
-                }
-                Ok(Node { start, end: token.end, literal })
-            }
-            (Kind::Text, _) => {
-                while self.peek().is_some_and(|token| token.kind == Kind::Text) {
-                    self.at += 1;
-                }
-                Ok(Node { start, end: self.behind(), literal: true })
-            }
-            (Kind::Number, _) => {
-                self.at += 1;
-                Ok(Node { start, end: token.end, literal: true })
-            }
-            (_, "(") => self.items(")", |this| this.condition()),
-            (_, "[") => self.items("]", |this| this.condition()),
-            (_, "{") => self.items("}", |this| {
-                let key = this.condition()?;
-                if !key.literal {
-                    this.filtered(key.start, key.end, WEIGHED);
-                }
-                this.expect(":", "a dict's key needs a value")?;
-                this.condition()
-            }),
-            _ => Err("an expression is expected"),
-        }
-    }
-
-    /// A bracketed list of what `read` reads.
-    fn items(&mut self, end: &str, read: fn(&mut Self) -> Parsed<Node>) -> Parsed<Node> {
-        let start = self.here();
-        self.at += 1;
-        self.deeper(|this| {
-            let mut literal = end != "}";
-            while !this.next_is(end) {
-                literal &= read(this)?.literal;
-                if !this.take(",") {
-                    break;
-                }
-            }
-            let close = this.expect(end, "a bracket is not closed")?;
-            Ok(Node { start, end: close.end, literal })
-        })
-    }
-
-    fn postfix(&mut self, mut node: Node) -> Parsed<Node> {
-        let mut links = 0;
-        let mut method = "";
-        loop {
-            if self.take(".") {
-                let name = self.peek().filter(|token| token.kind != Kind::Operator);
-                method = name.ok_or("an attribute has a name")?.text;
-                self.at += 1;
-            } else if self.next_is("[") {
-                self.subscript(node)?;
-            } else if self.next_is("(") {
-                self.arguments(matches!(method, "changed" | "index" | "count" | "get" | "format"))?;
-            } else {
-                return Ok(node);
-            }
-            chain(&mut links)?;
-            node = Node { end: self.behind(), literal: false, ..node };
-        }
-    }
-
-    fn subscript(&mut self, node: Node) -> Parsed<()> {
-        let open = self.expect("[", "a bracket is expected")?;
-        self.deeper(|this| {
-            let mut colons = Vec::new();
-            let mut given = [false; 4];
-            let mut literal = false;
-            while !this.next_is("]") {
-                if let Some(colon) =
-                    this.peek().filter(|token| token.kind == Kind::Operator && token.text == ":")
-                {
-                    this.at += 1;
-                    colons.push(colon);
-                    if colons.len() > 2 {
-                        return Err("a slice has three parts");
-                    }
-                } else if given[colons.len()] {
-                    return Err("unexpected text in a subscript");
-                } else {
-                    given[colons.len()] = true;
-                    let read = if colons.is_empty() { Self::tuple } else { Self::expression };
-                    let (start, end) = read(this)?;
-                    let text = &this.text.as_bytes()[start..end];
-                    literal = matches!(text.first(), Some(b'\'' | b'"')) && string_end(text, 0) == text.len();
-                }
-            }
-            let close = this.expect("]", "a bracket is not closed")?;
-            if colons.is_empty() {
-                if !given[0] {
-                    return Err("a subscript is empty");
-                }
-                if !literal {
-                    this.filtered(node.start, node.end, INDEXED);
-                }
-                return Ok(());
-            }
-            this.open(node.start, "((");
-            let none = |given: bool| if given { "" } else { "none" };
-            this.replace(open, &format!(")|{SLICE}({}", none(given[0])));
-            for (part, colon) in colons.iter().enumerate() {
-                this.replace(*colon, &format!(",{}", none(given[part + 1])));
-            }
-            this.replace(close, "))");
-            Ok(())
-        })
-    }
-
-    /// A call's arguments; `weighed` if what is called walks them.
-    fn arguments(&mut self, weighed: bool) -> Parsed<()> {
-        self.expect("(", "a parenthesis is expected")?;
-        self.deeper(|this| {
-            while !this.next_is(")") {
-                let spread = this.take("**") || this.take("*");
-                if !spread {
-                    let named = this.peek().is_some_and(|token| token.kind == Kind::Name);
-                    if named && this.ahead(1) == Some("=") {
-                        this.at += 2;
-                    }
-                }
-                let node = this.condition()?;
-                if weighed && !spread && !node.literal {
-                    this.filtered(node.start, node.end, WEIGHED);
-                }
-                if !this.take(",") {
-                    break;
-                }
-            }
-            this.expect(")", "a parenthesis is not closed")?;
-            Ok(())
-        })
-    }
-
-    /// Filters, tests and calls behind an operand.
-    fn filters(&mut self, mut node: Node) -> Parsed<Node> {
-        let mut links = 0;
-        loop {
-            if self.next_is("|") {
-                let bar = self.here();
-                self.at += 1;
-                let name = self.dotted()?;
-                let prints = PRINTING.contains(&name.as_str());
-                let before = if prints { Some(PRINTED) } else { None };
-                let before = before.or_else(|| ORDERING.contains(&name.as_str()).then_some(ORDERED));
-                if let Some(before) = before {
-                    self.close(bar, format!("|{before}"));
-                }
-                self.names.filters.push(name);
-                if self.next_is("(") {
-                    self.arguments(prints)?;
-                }
-            } else if self.take("is") {
-                if self.test()? && !node.literal {
-                    self.filtered(node.start, node.end, WEIGHED);
-                }
-            } else if self.next_is("(") {
-                self.arguments(false)?;
-            } else {
-                return Ok(node);
-            }
-            chain(&mut links)?;
-            node = Node { end: self.behind(), literal: false, ..node };
-        }
-    }
-
-    /// A filter block's filters, the first without its bar.
-    pub fn filter_chain(&mut self) -> Parsed<()> {
-        let start = self.here();
-        let name = self.dotted()?;
-        self.names.filters.push(name);
-        if self.next_is("(") {
-            self.arguments(false)?;
-        }
-        self.filters(Node { start, end: start, literal: false })?;
-        Ok(())
-    }
-
-    fn dotted(&mut self) -> Parsed<String> {
-        let mut name = self.name()?.to_owned();
-        while self.take(".") {
-            name = format!("{name}.{}", self.name()?);
-        }
-        Ok(name)
-    }
-
-    /// A test; whether it walks its operand.
-    fn test(&mut self) -> Parsed<bool> {
-        self.take("not");
-        let name = self.dotted()?;
-        let walks = WALKING.contains(&name.as_str());
-        self.names.tests.push(name);
-        if self.next_is("(") {
-            self.arguments(walks)?;
-            return Ok(walks);
-        }
-        let Some(token) = self.peek() else { return Ok(walks) };
-        let keyword = matches!(token.text, "if" | "else" | "or" | "and" | "in" | "not" | "is" | "recursive");
-        let begins = match token.kind {
-            Kind::Operator => matches!(token.text, "[" | "{"),
-            Kind::Name => !keyword,
-            Kind::Text | Kind::Number => true,
-        };
-        if begins {
-            let node = self.primary()?;
-            let node = self.postfix(node)?;
-            if walks && !node.literal {
-                self.filtered(node.start, node.end, WEIGHED);
-            }
-        }
-        Ok(walks)
     }
 
     /// The names in a `set`'s, `for`'s or `with`'s target.
