@@ -26,7 +26,6 @@ from wsgi_router.errors import (
 )
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Adapter, ModelCard, Worker
@@ -41,7 +40,6 @@ LISTING_SECONDS: Final = 1.0
 """Longest wait of those who only want to see what there is."""
 _NONE: Final = frozenset({"UNIMPLEMENTED", "INVALID_ARGUMENT", "FAILED_PRECONDITION", "NOT_FOUND"})
 """How workers answer that were started without adapters."""
-_SEEN: Final = {"UNAVAILABLE": Event.CALL_UNREACHABLE, "DEADLINE_EXCEEDED": Event.CALL_SILENT}
 
 
 class _Asking:
@@ -171,8 +169,7 @@ class Adapters:
         except RpcFailure as failure:
             if failure.code in _NONE:
                 return {}
-            if failure.code in _SEEN:
-                self._pool.report(worker, _SEEN[failure.code])
+            self._pool.report_failure(worker, failure)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
         except DecodeError:
             raise WorkerProtocolError("The worker's list of adapters cannot be read.") from None

@@ -26,8 +26,6 @@ _A = TypeVar("_A")
 _R = TypeVar("_R")
 
 _ATTEMPTS: Final = 2
-_SEEN: Final = {"UNAVAILABLE": Event.CALL_UNREACHABLE, "DEADLINE_EXCEEDED": Event.CALL_SILENT}
-"""What a failure says of its worker."""
 _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
 
@@ -99,8 +97,7 @@ class Calls:
         try:
             answer = self._transport.unary(worker, method, request, timeout)
         except RpcFailure as failure:
-            if failure.code in _SEEN:
-                self._pool.report(worker, _SEEN[failure.code])
+            self._pool.report_failure(worker, failure)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
         self._pool.report(worker, Event.CALL_OK)
         return answer

@@ -29,6 +29,9 @@ class Event(StrEnum):
 ANSWERED: Final = frozenset({Event.PROBE_OK, Event.CALL_OK})
 """Events that prove a worker alive."""
 
+SEEN: Final = {"UNAVAILABLE": Event.CALL_UNREACHABLE, "DEADLINE_EXCEEDED": Event.CALL_SILENT}
+"""What a failed unary call says of its worker, by the names of gRPC's statuses."""
+
 TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
     (State.UNKNOWN, Event.PROBE_OK): State.UP,
     (State.UP, Event.PROBE_FAILED): State.DOWN,

@@ -16,7 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.breaker import Event, State
+from wsgi_router.workers.breaker import SEEN, Event, State
 from wsgi_router.workers.policies import POLICIES, Hints
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
@@ -141,6 +141,11 @@ class WorkerPool:
             if worker.state is State.SUSPECT:
                 self._due[worker] = 0.0
                 self._wakeup.set()
+
+    def report_failure(self, worker: Worker, failure: RpcFailure) -> None:
+        """Takes in how a unary call has failed."""
+        if failure.code in SEEN:
+            self.report(worker, SEEN[failure.code])
 
     def _serves(self, worker: Worker, model: str) -> bool:
         if worker.card is None:
