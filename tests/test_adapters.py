@@ -14,11 +14,11 @@ from tests.support.flow import body, collect
 from tests.support.processes import wait_until
 from wsgi_router import adapters as module
 from wsgi_router.adapters import Adapters
-from wsgi_router.dispatch import ENDED, GenerateJob
+from wsgi_router.choices import ENDED
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.breaker import State
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import GenerateJob, RpcFailure
 
 W0, W1 = "grpc://w0:1", "grpc://w1:1"
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")

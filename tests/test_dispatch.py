@@ -14,7 +14,8 @@ from tests.support.flow import Client, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer
 from wsgi_router import runtime
-from wsgi_router.dispatch import ENDED, GenerateJob, Generation
+from wsgi_router.choices import ENDED
+from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
     ClientGone,
     DeadlineError,
@@ -25,7 +26,7 @@ from wsgi_router.errors import (
     WorkerProtocolError,
 )
 from wsgi_router.workers.breaker import State
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import GenerateJob, RpcFailure
 
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
 INVALID = RpcFailure("INVALID_ARGUMENT", "no such thing")

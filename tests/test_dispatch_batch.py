@@ -12,9 +12,10 @@ from tests.support.flow import Client, body, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer
 from wsgi_router import runtime
-from wsgi_router.dispatch import ENDED, GenerateJob, Generation
+from wsgi_router.choices import ENDED
+from wsgi_router.dispatch import Generation
 from wsgi_router.errors import ClientGone, DeadlineError, UpstreamError
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import GenerateJob, RpcFailure
 
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
 

@@ -25,10 +25,11 @@ from tests.support.hung_worker import HungWorkers
 from tests.support.modes import TRANSPORT_MODES, run
 from tests.support.processes import Worker, wait_until
 from wsgi_router import runtime
-from wsgi_router.dispatch import ENDED, GenerateJob, Generation
+from wsgi_router.choices import ENDED
+from wsgi_router.dispatch import Generation
 from wsgi_router.errors import ClientGone, UpstreamError
 from wsgi_router.native import Stream, Tokenizer
-from wsgi_router.workers.transport import Patience, RpcFailure
+from wsgi_router.workers.transport import GenerateJob, Patience, RpcFailure
 
 both = pytest.mark.parametrize("mode", TRANSPORT_MODES)
 

@@ -59,7 +59,9 @@ Ready = tuple[int, Item]
 class Choice:
     """One RPC with its lease."""
 
-    __slots__ = ("blocked", "ended", "index", "last", "lease", "patience", "request_id", "stale", "stream")
+    __slots__ = (
+        *("blocked", "ended", "index", "last", "lease", "over", "patience", "request_id", "stale", "stream"),
+    )
 
     def __init__(
         self, index: int, request_id: str, lease: Lease, stream: MessageStream | None, patience: float
@@ -70,6 +72,7 @@ class Choice:
         self.stream: MessageStream | Call | None = stream  # None: the RPC has ended
         self.last = time.monotonic()
         self.patience = patience  # longest silence after `last`, in seconds
+        self.over = False  # the RPC has ended by itself
         self.ended = False  # for the request; its reader may still wait for the RPC's end
         self.blocked = False  # its reader waits for room, so silence is not the worker's
         self.stale = False  # another attempt has taken its place
@@ -138,27 +141,34 @@ class Queue:
         with self._lock:
             if not self.closed:
                 self.choices[choice.index] = choice
-        sink = _Sink(self, choice)
         try:
-            call = open_call(sink)
+            call = open_call(_Sink(self, choice))
         except BaseException:
             self.end(choice)
             raise
         with self._lock:
-            if not sink.over:
+            if not choice.over:
                 choice.stream = call
         if choice.ended or self.closed:
             self._drop(choice)
 
     def over(self, choice: Choice, end: Ended | RpcFailure, silent: bool = False) -> None:
         """The RPC of a choice has come to its end by itself."""
-        choice.stream = None
+        with self._lock:
+            choice.over = True
+            choice.stream = None
         self.shared.endings.forget(choice)
         if self.end(choice, end):
             if silent:
                 self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
             else:
                 self.shared.note_end(choice.lease.worker, end)
+
+    def put(self, choice: Choice, item: Item) -> None:
+        """Takes in what a transport has pushed."""
+        if not choice.ended:
+            self.ready.append((choice, item))
+            self.wakeup.set()
 
     def _wait_for_room(self, choice: Choice) -> None:
         """Holds the reader, and by gRPC's flow control the worker, until the consumer has caught up."""
@@ -250,28 +260,20 @@ class Queue:
 class _Sink:
     """Events of a choice whose transport pushes them; see `transport.Sink`."""
 
-    __slots__ = ("_choice", "_queue", "over")
+    __slots__ = ("_choice", "_queue")
 
     def __init__(self, queue: Queue, choice: Choice) -> None:
         self._queue = queue
         self._choice = choice
-        self.over = False
 
     def fed(self, flags: int, message: bytes | None) -> None:
-        self._put(flags if message is None else Broken(flags, message))
+        self._queue.put(self._choice, flags if message is None else Broken(flags, message))
 
     def message(self, message: bytes) -> None:
-        self._put(message)
+        self._queue.put(self._choice, message)
 
     def blocked(self) -> None:
-        self._put(BLOCKED)
+        self._queue.put(self._choice, BLOCKED)
 
     def ended(self, failure: RpcFailure | None, silent: bool) -> None:
-        with self._queue._lock:
-            self.over = True
         self._queue.over(self._choice, ENDED if failure is None else failure, silent)
-
-    def _put(self, item: Item) -> None:
-        if not self._choice.ended:
-            self._queue.ready.append((self._choice, item))
-            self._queue.wakeup.set()

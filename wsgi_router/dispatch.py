@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from wsgi_router import observability, runtime
-from wsgi_router.choices import BLOCKED, ENDED, Blocked, Broken, Choice, Ended, Item, Queue, Ready, Shared
+from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
 from wsgi_router.endings import Endings
 from wsgi_router.errors import (
     ClientGone,
@@ -41,18 +41,6 @@ from wsgi_router.workers.transport import (
     RpcFailure,
 )
 from wsgi_router.workers.worker import Lease, Worker
-
-__all__ = [
-    "BLOCKED",
-    "ENDED",
-    "Blocked",
-    "Broken",
-    "Dispatcher",
-    "Ended",
-    "GenerateJob",
-    "Generation",
-    "RpcFailure",
-]
 
 _LOG = logging.getLogger(__name__)
 

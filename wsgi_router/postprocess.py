@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from wsgi_router import observability, runtime
-from wsgi_router.dispatch import BLOCKED, ENDED, Broken, Ended, Generation
+from wsgi_router.choices import BLOCKED, ENDED, Broken, Ended
+from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 import pytest
 
 from wsgi_router import runtime
-from wsgi_router.dispatch import Dispatcher, GenerateJob, Generation
+from wsgi_router.dispatch import Dispatcher, Generation
 from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.transport import GenerateJob
 
 from .flow import body, live_queues
 from .processes import wait_until
