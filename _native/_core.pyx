@@ -387,13 +387,12 @@ cdef class Net:
         cdef uint64_t token = milliseconds(token_seconds)
         cdef WrError err
         cdef int32_t code
-        cdef Call call = self.new_call(sink)
-        self.inside += 1
+        cdef Call call = self.enter(sink)
         with nogil:
             code = wr_net_generate(
                 net, host_data, host_size, data, size, answer, choice, call.tag, first, token, &call.handle, &err
             )
-        return self.begun(call, code, &err)
+        return self.leave(call, code, &err)
 
     def unary(
         self, str address not None, str method not None, bytes request not None, double seconds, sink
@@ -410,23 +409,23 @@ cdef class Net:
         cdef uint64_t timeout = milliseconds(seconds)
         cdef WrError err
         cdef int32_t code
-        cdef Call call = self.new_call(sink)
-        self.inside += 1
+        cdef Call call = self.enter(sink)
         with nogil:
             code = wr_net_unary(
                 net, host_data, host_size, name_data, name_size, data, size, call.tag, timeout, &call.handle, &err
             )
-        return self.begun(call, code, &err)
+        return self.leave(call, code, &err)
 
-    cdef Call new_call(self, sink):
+    cdef Call enter(self, sink):
         cdef Call call = Call.__new__(Call)
         self.tags += 1
         call.tag = self.tags
         call.net = self
         self.sinks[call.tag] = sink
+        self.inside += 1
         return call
 
-    cdef Call begun(self, Call call, int32_t code, WrError *err):
+    cdef Call leave(self, Call call, int32_t code, WrError *err):
         self.inside -= 1
         if self.inside == 0 and self.closing is not NULL:
             self.free(self.closing)

@@ -170,7 +170,7 @@ def fed_backpressure(flow: Flow) -> None:
     options = {"id": "x", "created": 0, "model": "m", "streaming": True, "ignore_eos": True}
     answer = Stream(tokenizer, json.dumps(options).encode())
     generation = flow.dispatcher.open(job(BURST, 600), answer=answer)
-    time.sleep(0.5)
+    time.sleep(0.5)  # long enough to fill the queue, and more
     assert 20 <= answer.stats()["completion_tokens"] <= 100, "not more than the queue and one batch"
     taken = b""
     while not generation.exhausted:

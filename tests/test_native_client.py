@@ -80,7 +80,7 @@ def cancel_scenario(port: int) -> None:
     events.wait_for(1)
     call.close()
     count = len(events.items)
-    time.sleep(0.2)
+    time.sleep(0.2)  # events would come meanwhile
     assert len(events.items) == count
     assert not events.ends
 
@@ -136,7 +136,7 @@ def hung_scenario(port: int) -> None:
         runtime.spawn(
             lambda: codes.append(code_of(error_of(lambda: transport.unary(worker, "Embed", b"", 1))))
         )
-    time.sleep(0.2)
+    time.sleep(0.2)  # all are under way
     assert seconds(lambda: transport.unary(worker, "GetLoads", b"x", 5)) < 3
     wait_until(lambda: len(codes) == 200, 20)
     assert set(codes) == {"DEADLINE_EXCEEDED"}

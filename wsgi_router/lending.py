@@ -8,13 +8,10 @@ middleware has wrapped the answer, or when gunicorn's response does not look as 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from wsgi_router.postprocess import StreamResponse
-
-_LOG = logging.getLogger(__name__)
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 

@@ -55,22 +55,11 @@ def _failure(status: int, details: str) -> RpcFailure | None:
 class _Push:
     """Hands a call's events to a sink; what the extension calls."""
 
-    __slots__ = ("_sink", "_worker")
+    __slots__ = ("_sink", "blocked", "fed", "message")
 
-    def __init__(self, worker: Worker, sink: Sink) -> None:
-        self._worker = worker
+    def __init__(self, sink: Sink) -> None:
         self._sink = sink
-
-    def fed(self, flags: int, message: bytes | None) -> None:
-        self._worker.heard = time.monotonic()
-        self._sink.fed(flags, message)
-
-    def message(self, message: bytes) -> None:
-        self._worker.heard = time.monotonic()
-        self._sink.message(message)
-
-    def blocked(self) -> None:
-        self._sink.blocked()
+        self.fed, self.message, self.blocked = sink.fed, sink.message, sink.blocked
 
     def ended(self, status: int, details: str, silent: bool) -> None:
         self._sink.ended(_failure(status, details), silent)
@@ -123,7 +112,7 @@ class NativeTransport:
         self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
     ) -> Any:
         return self._net.generate(
-            worker.address, request, answer, choice, patience.first, patience.between, _Push(worker, sink)
+            worker.address, request, answer, choice, patience.first, patience.between, _Push(sink)
         )
 
     def heard(self, worker: Worker) -> float:

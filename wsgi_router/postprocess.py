@@ -77,7 +77,9 @@ class _Answer:
         self.stream = stream
         self.done = False
         self.loan: Loan | None = None
-        self.lent = False
+        """The socket that may be lent."""
+        self.lent: Loan | None = None
+        """The socket that is lent now."""
         self._on_end: OnEnd | None = on_end
 
     def feed(self) -> None:
@@ -119,23 +121,23 @@ class _Answer:
     def lend(self) -> None:
         """From here on the core writes to the client's socket by itself, if it was offered."""
         if self.loan is not None and not self.done:
-            self.lent = True
-            self.stream.lend(self.loan.descriptor)
+            self.lent = self.loan
+            self.stream.lend(self.lent.descriptor)
             self.unblock()
 
     def unblock(self) -> None:
         """Sends what the socket did not take, as fast as the client reads, and lets the core go on."""
-        if self.lent and self.loan is not None:
+        if self.lent is not None:
             while rest := self.stream.rest():
-                self.loan.send(rest)
+                self.lent.send(rest)
                 self.stream.resume()
 
     def reclaim(self) -> None:
         """Takes the socket back, and sends what the core has not. Idempotent."""
-        if self.lent and self.loan is not None:
-            self.lent = False
-            self.loan.count(self.stream.reclaim())
-            self.loan.send(self.stream.rest())
+        lent, self.lent = self.lent, None
+        if lent is not None:
+            lent.count(self.stream.reclaim())
+            lent.send(self.stream.rest())
 
     def _failure(self, item: bytes | int | Ended) -> RouterError:
         """What the core found wrong with `item`: the worker gave up, or does not keep to the protocol."""
@@ -163,8 +165,8 @@ class _Answer:
         if on_end is None:
             return
         self.done = True
-        if self.lent:  # whoever ends it first, the socket is not the core's any more
-            self.lent = False
+        if self.lent is not None:  # whoever ends it first, the socket is not the core's any more
+            self.lent = None
             self.stream.reclaim()
         self.generation.close()
         try:
@@ -286,11 +288,11 @@ def _events(answer: _Answer, head: bytes, ping_interval: float, failure: Excepti
                 yield data
                 data = b""
             # How long the socket was silent is for the core to know: it is asked a few times an interval.
-            if wait(ping_interval / _LOOKS if answer.lent else ping_interval):
+            if wait(ping_interval / _LOOKS if answer.lent is not None else ping_interval):
                 feed()
-                if not answer.lent:
+                if answer.lent is None:
                     data = take()
-            elif answer.lent:
+            elif answer.lent is not None:
                 stream.ping(PING, ping_interval)
                 answer.unblock()
             else:

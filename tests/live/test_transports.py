@@ -150,7 +150,7 @@ def test_a_slow_reader_loses_nothing_and_fills_no_memory(router: Router, worker:
     slow.connect(("127.0.0.1", router.port))
     try:
         slow.sendall(request(body))
-        time.sleep(4)
+        time.sleep(4)  # the worker would have sent all by then, if anybody took it
         assert process.memory_info().rss - before < LARGE // 2
         other = httpx.post(router.url + URL, json=ask("say-text", stream=True), timeout=30)
         assert other.text.endswith("data: [DONE]\n\n")
@@ -187,7 +187,7 @@ def chunks(body: bytes) -> Iterator[bytes]:
 def test_a_client_that_leaves(router: Router, worker: Worker, word: str, reset: bool) -> None:
     connection = raw(router, json.dumps(ask(word, stream=True, max_tokens=4000)).encode())
     assert connection.recv(100)
-    time.sleep(0.3)
+    time.sleep(0.3)  # in the midst of the stream
     if reset:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     connection.close()
@@ -289,7 +289,7 @@ def test_descriptors_stay_level(router: Router, worker: Worker) -> None:
         connection = raw(router, json.dumps(ask("go-slowly", stream=True)).encode())
         assert connection.recv(100)
         if number % 2:
-            time.sleep(0.02)
+            time.sleep(0.02)  # others leave at once
         connection.close()
     settled(router, worker)
     wait_until(lambda: process.num_fds() <= before + 2, 5, "descriptors as before")
