@@ -308,8 +308,11 @@ def test_stats_and_repr() -> None:
 def test_a_name_of_several_lines_is_logged_as_one(caplog: pytest.LogCaptureFixture) -> None:
     transport = FakeTransport()
     transport.infos[A] = info("a\nforged line")
+
+    def said() -> list[str]:
+        return [text for text in caplog.messages if "is up and serves" in text]
+
     with caplog.at_level("INFO", "wsgi_router.workers.pool"):
-        pool = pool_of(transport, workers=(A,))
-        wait_until(pool.usable)
-    said = [record.getMessage() for record in caplog.records if "is up and serves" in record.getMessage()]
-    assert said == [f"worker {A} is up and serves a?forged line"]
+        pool_of(transport, workers=(A,))
+        wait_until(said)  # a worker is usable before the log says so
+    assert said() == [f"worker {A} is up and serves a?forged line"]
