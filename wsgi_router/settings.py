@@ -130,10 +130,15 @@ def worker_url(value: object) -> str:
     return f"grpc://{host}:{port}"
 
 
+_MOST_WORKERS: Final = 256
+
+
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len(set(urls)) != len(urls):
         raise ValueError("names a worker twice")
+    if len(urls) > _MOST_WORKERS:
+        raise ValueError(f"names {len(urls)} workers; at most {_MOST_WORKERS} can be served")
     return urls
 
 

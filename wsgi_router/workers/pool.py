@@ -16,6 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
+from wsgi_router.workers import board
 from wsgi_router.workers.breaker import SEEN, Event, State
 from wsgi_router.workers.policies import POLICIES, Hints
 from wsgi_router.workers.transport import RpcFailure, Transport
@@ -40,7 +41,8 @@ class WorkerPool:
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
-        self.workers = tuple(Worker(url) for url in settings.workers)
+        counts = board.current()
+        self.workers = tuple(Worker(url, counts.load(url)) for url in settings.workers)
         self._transport = transport
         self._settings = settings
         self._policy = POLICIES[settings.policy]()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
 _SCHEME: Final = "grpc://"
@@ -46,14 +47,14 @@ class Adapter:
 class Worker:
     """A worker's address, state and requests in flight."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, load: Load | None = None) -> None:
         if not url.startswith(_SCHEME):
             raise ValueError(f"worker {url!r} must be grpc://HOST:PORT")
         self.url = url
         self.address = url.removeprefix(_SCHEME)
         self.state = State.UNKNOWN
         self.card: ModelCard | None = None
-        self.in_flight = 0
+        self._load = load or Board().load(url)
         self.failures = 0
         """Failed probes since the last good one."""
         self.heard = time.monotonic()
@@ -63,6 +64,16 @@ class Worker:
         self.adapters_at = -math.inf
         """When it was asked; by time.monotonic."""
         self._lock = threading.Lock()
+
+    @property
+    def in_flight(self) -> int:
+        """Requests of this process that it has in hand."""
+        return self._load.own
+
+    @property
+    def load(self) -> int:
+        """Requests that it has in hand, of all processes of this server."""
+        return self._load.total()
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
@@ -82,15 +93,15 @@ class Worker:
 
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
-        with self._lock:
-            self.in_flight += 1
+        self._load.add(1)
         return Lease(self)
 
     def _return(self, lease: Lease) -> None:
         with self._lock:
-            if not lease.released:
-                lease.released = True
-                self.in_flight -= 1
+            if lease.released:
+                return
+            lease.released = True
+        self._load.add(-1)
 
     def __repr__(self) -> str:
         name = self.card.name if self.card else "?"
