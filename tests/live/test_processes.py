@@ -17,14 +17,14 @@ EACH = 3
 """Streams that each of the workers should have."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def workers(simulator_flags: tuple[str, ...]) -> Iterator[Sequence[Worker]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Worker(*simulator_flags)) for _ in range(4)]
 
 
 def running(workers: Sequence[Worker]) -> list[int]:
-    return [worker.server_info()["running"] for worker in workers]
+    return [int(worker.server_info()["running"]) for worker in workers]
 
 
 class Streams:
@@ -47,21 +47,25 @@ class Streams:
         self._open.close()
 
 
-@pytest.fixture
-def streams(workers: Sequence[Worker]) -> Iterator[Streams]:
+@pytest.fixture(scope="module")
+def router(workers: Sequence[Worker]) -> Iterator[Router]:
     with Router(*(worker.url for worker in workers), processes=PROCESSES, policy="least_load") as router:
         router.wait_serving()
-        made = Streams(router)
-        yield made
-        made.close()
+        yield router
+
+
+@pytest.fixture
+def streams(workers: Sequence[Worker], router: Router) -> Iterator[Streams]:
+    made = Streams(router)
+    yield made
+    made.close()
+    wait_until(lambda: not any(running(workers)), 10, "idle workers")
 
 
 def test_load_is_even_over_processes(workers: Sequence[Worker], streams: Streams) -> None:
     for _ in range(EACH * len(workers)):
         streams.begin()
     assert running(workers) == [EACH] * len(workers)
-    streams.close()
-    wait_until(lambda: not any(running(workers)), 10, "idle workers")
 
 
 def test_counts_of_a_killed_process_vanish(workers: Sequence[Worker], streams: Streams) -> None:
