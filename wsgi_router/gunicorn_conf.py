@@ -46,7 +46,7 @@ preload_app = False
 control_socket_disable = True
 
 _ROW = "wsgi_router_board_row"
-_METRICS_PREFIX = "wsgi-router-metrics-"
+_METRICS = "metrics"
 _made: list[str] = []
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
@@ -58,7 +58,7 @@ def on_starting(server: Any) -> None:
 
     _end_young_processes_at_once()
     _make_metrics_directory()
-    board.share().assign(_settings.workers)
+    board.share(_make_directory("state"))
     try:
         native.preload_tokenizer(_settings)
     except settings.SettingsError as error:
@@ -90,29 +90,29 @@ def _end_young_processes_at_once() -> None:
     )
 
 
-def on_reload(server: Any) -> None:
+def on_reload(_server: Any) -> None:
     """The files may have changed."""
     from wsgi_router import native
-    from wsgi_router.workers import board
 
     native.forget_preloaded()
-    try:
-        board.current().assign(settings.load().workers)
-    except settings.SettingsError as error:
-        server.log.error("wsgi-router: %s", error)  # which the new processes will end with
 
 
 def _make_metrics_directory() -> None:
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    if given and not Path(given).name.startswith(_METRICS_PREFIX):
+    if given and not Path(given).name.startswith(f"wsgi-router-{_METRICS}-"):
         Path(given).mkdir(parents=True, exist_ok=True)
         for stale in Path(given).glob("*.db"):
             stale.unlink(missing_ok=True)
         return
     # Also after USR2: the name of the old master's directory is inherited, but it is still in use.
-    directory = tempfile.mkdtemp(prefix=_METRICS_PREFIX)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_make_directory(_METRICS))
+
+
+def _make_directory(use: str) -> Path:
+    """One that is removed when the server ends."""
+    directory = tempfile.mkdtemp(prefix=f"wsgi-router-{use}-")
     _made.append(directory)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    return Path(directory)
 
 
 def pre_fork(server: Any, worker: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Iterator, Sequence
 
 import httpx
@@ -12,7 +13,11 @@ import pytest
 from tests.live.test_chat import ask
 from tests.support.processes import Router, Worker, wait_until
 
+URL = "/v1/chat/completions"
+ADMIN = "operator"
 PROCESSES = 4
+FOLLOW_SECONDS = 1.0
+"""Within this every process has followed a change of the list."""
 EACH = 3
 """Streams that each of the workers should have."""
 
@@ -39,7 +44,7 @@ class Streams:
         """Opens one more; returns after its first event."""
         client = self._open.enter_context(httpx.Client(timeout=60))
         body = ask("hang-midway", stream=True)
-        answer = client.stream("POST", self.router.url + "/v1/chat/completions", json=body)
+        answer = client.stream("POST", self.router.url + URL, json=body)
         self._texts.append(self._open.enter_context(answer).iter_raw())
         next(self._texts[-1])
 
@@ -49,7 +54,7 @@ class Streams:
 
 @pytest.fixture(scope="module")
 def router(workers: Sequence[Worker]) -> Iterator[Router]:
-    with Router(*(worker.url for worker in workers), processes=PROCESSES, policy="least_load") as router:
+    with Router(*(worker.url for worker in workers), processes=PROCESSES, admin_key=ADMIN) as router:
         router.wait_serving()
         yield router
 
@@ -86,3 +91,35 @@ def test_counts_of_a_killed_process_vanish(workers: Sequence[Worker], streams: S
     for _ in range(wanted - sum(running(workers))):
         streams.begin()
     assert running(workers) == [EACH] * len(workers)
+
+
+def test_all_processes_follow_the_list(workers: Sequence[Worker], router: Router) -> None:
+    """A worker that one process was told of is used by all of them; one that was removed by none."""
+    first, *others = (worker.url for worker in workers)
+    client = httpx.Client(base_url=router.url, headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
+    with client:
+        ids = {worker["url"]: worker["id"] for worker in client.get("/workers").json()["workers"]}
+        assert list(ids) == [first, *others]
+        for url in others:
+            assert client.delete(f"/workers/{ids[url]}").status_code == 200
+        time.sleep(FOLLOW_SECONDS)
+        assert seen_by_all(router) == {(first,)}
+        counts = [worker.server_info()["generate_calls"] for worker in workers]
+        for _ in range(20):
+            assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
+        after = [worker.server_info()["generate_calls"] for worker in workers]
+        assert after == [counts[0] + 20, *counts[1:]]
+        for url in others:
+            assert client.post("/workers", json={"url": url}).status_code == 200
+        time.sleep(FOLLOW_SECONDS)
+        assert seen_by_all(router) == {(first, *others)}
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == len(workers), 10, "all up")
+
+
+def seen_by_all(router: Router) -> set[tuple[str, ...]]:
+    """The lists that the processes show, asked often enough to meet all of them."""
+    lists = set()
+    for _ in range(10 * PROCESSES):
+        answer = httpx.get(router.url + "/workers", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30)
+        lists.add(tuple(worker["url"] for worker in answer.json()["workers"]))
+    return lists

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 import time
@@ -44,6 +45,11 @@ class Adapter:
     path: str = ""
 
 
+def worker_id(url: str) -> str:
+    """16 hex digits that name a worker, in paths; the same in all processes and after a restart."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
 class Worker:
     """A worker's address, state and requests in flight."""
 
@@ -51,8 +57,11 @@ class Worker:
         if not url.startswith(_SCHEME):
             raise ValueError(f"worker {url!r} must be grpc://HOST:PORT")
         self.url = url
+        self.id = worker_id(url)
         self.address = url.removeprefix(_SCHEME)
         self.state = State.UNKNOWN
+        self.draining = False
+        """Takes no new requests, as the operator wants it."""
         self.card: ModelCard | None = None
         self._load = load or Board().load(url)
         self.failures = 0
@@ -77,7 +86,11 @@ class Worker:
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
-        return self.state is State.UP
+        return self.state is State.UP and not self.draining
+
+    def usable(self) -> bool:
+        """Whether it may be chosen if need be."""
+        return self.state in (State.UP, State.SUSPECT) and not self.draining
 
     def note(self, event: Event) -> bool:
         """Takes an event in; True if the state has changed."""
@@ -90,6 +103,10 @@ class Worker:
     def forget_adapters(self) -> None:
         """What it has loaded is in doubt."""
         self.adapters, self.adapters_at = {}, -math.inf
+
+    def close(self) -> None:
+        """It is served no more."""
+        self._load.close()
 
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
