@@ -102,6 +102,15 @@ def test_a_vector_that_is_none(make: Callable[..., App], response: pb.EmbedRespo
     assert error_of(embed(app), 502)["code"] == "worker_protocol_error"
 
 
+@pytest.mark.parametrize("method", ["Embed", "GetServerInfo"])
+def test_a_message_that_cannot_be_read(make: Callable[..., App], method: str) -> None:
+    app = make()
+    embedder(app)
+    app.transport.unary_answers[method] = b"\xff"
+    assert error_of(embed(app, dimensions=4), 502)["code"] == "worker_protocol_error"
+    assert app.services.pool.workers[0].in_flight == 0
+
+
 def test_an_input_beyond_the_context(make: Callable[..., App]) -> None:
     app = make()
     embedder(app)

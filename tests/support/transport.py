@@ -54,7 +54,8 @@ class FakeTransport:
     """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL.
 
     `asked`: methods of unary calls but for GetModelInfo, which the pool itself asks.
-    `unary_answers`: by method, a message, a failure, or what makes one of the request (and the worker's URL).
+    `unary_answers`: by method, a message or its bytes, a failure, or what makes one of the request (and the
+    worker's URL).
     """
 
     feeds: Literal[False] = False
@@ -101,7 +102,7 @@ class FakeTransport:
             answer = answer(request, worker.url) if answer.__code__.co_argcount == 2 else answer(request)
         if isinstance(answer, RpcFailure):
             raise _fresh(answer)
-        serialised: bytes = answer.SerializeToString()
+        serialised: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
         return serialised
 
     def abort(self, worker: Worker, request_id: str) -> None:
