@@ -14,7 +14,7 @@ from tests.support.flow import tcp_pair
 from wsgi_router.api import body
 from wsgi_router.api.body import LastWords, much_unread, read_body
 from wsgi_router.api.reading import READINGS
-from wsgi_router.errors import RequestTimeoutError
+from wsgi_router.errors import InvalidRequestError, RequestTimeoutError
 from wsgi_router.settings import Settings
 
 SETTINGS = Settings(max_body_bytes=200_000)
@@ -43,6 +43,20 @@ def test_a_body_that_was_read_is_not_unread() -> None:
 
 def test_without_a_length_nothing_is_read_from_a_stream_that_may_not_end() -> None:
     assert read_body({"wsgi.input": io.BytesIO(b"next request")}, SETTINGS) == b""
+
+
+@pytest.mark.parametrize("coding", ["gzip", "GZIP", "br, gzip"])
+def test_a_packed_body_is_refused_by_the_name_of_its_packing(coding: str) -> None:
+    environ = {"CONTENT_LENGTH": "4", "wsgi.input": io.BytesIO(b"null"), "HTTP_CONTENT_ENCODING": coding}
+    with pytest.raises(InvalidRequestError, match=coding.lower()) as refused:
+        read_body(environ, SETTINGS)
+    assert (refused.value.status, refused.value.code) == (400, "unsupported_content_encoding")
+
+
+@pytest.mark.parametrize("coding", ["identity", "Identity", ""])
+def test_a_plain_body_may_say_so(coding: str) -> None:
+    environ = {"CONTENT_LENGTH": "4", "wsgi.input": io.BytesIO(b"null"), "HTTP_CONTENT_ENCODING": coding}
+    assert read_body(environ, SETTINGS) == b"null"
 
 
 def test_a_body_that_stops_coming_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
