@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from wsgi_router import observability, runtime
 from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
-from wsgi_router.endings import Endings
+from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -221,10 +221,11 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
-            Endings(settings.close_timeout),
+            Deadlines(Choice.end_late),
             runtime.deferrer(),
             settings.queue_size,
             settings.token_timeout,
+            settings.close_timeout,
         )
         self._pool = pool
         self._first_token_timeout = settings.first_token_timeout

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from wsgi_router import native, runtime
-from wsgi_router.api.reading import READINGS
+from wsgi_router.api.reading import READINGS, Reading
 from wsgi_router.errors import BodyTooLargeError, InvalidRequestError, RequestTimeoutError, shown
 from wsgi_router.settings import Settings
 
@@ -100,11 +100,12 @@ def _bounded(sock: Any, seconds: float) -> Iterator[None]:
         return
     before = sock.gettimeout()
     sock.settimeout(min(_SILENCE_SECONDS, seconds))
-    reading = READINGS.begin(sock, seconds)
+    reading = Reading(sock)
+    READINGS.add(reading, seconds)
     try:
         yield
     finally:
-        READINGS.end(reading)
+        READINGS.discard(reading)
         sock.settimeout(before)
         if reading.late:
             raise TimeoutError
