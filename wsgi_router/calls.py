@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from wsgi_router import observability, runtime
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -68,7 +69,7 @@ class Calls:
         requests: Sequence[bytes],
         timeout: float,
         model: str,
-        client: runtime.ClientWatch | None = None,
+        client: ClientWatch | None = None,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
 
@@ -117,7 +118,7 @@ class _Batch(Generic[_A, _R]):
         self._error: RouterError | None = None
         self._wakeup = runtime.wakeup()
 
-    def run(self, client: runtime.ClientWatch | None) -> list[_R]:
+    def run(self, client: ClientWatch | None) -> list[_R]:
         """The results in order. Raises the first RouterError; ClientGone, DrainingError."""
         runtime.drain.subscribe(self._wakeup)
         if client is not None:
@@ -133,7 +134,7 @@ class _Batch(Generic[_A, _R]):
                 client.close()
         return [self._results[index] for index in range(len(self._arguments))]
 
-    def _wait(self, client: runtime.ClientWatch | None) -> None:
+    def _wait(self, client: ClientWatch | None) -> None:
         while len(self._results) < len(self._arguments):
             if self._error is not None:
                 raise self._error

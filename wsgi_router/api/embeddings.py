@@ -19,6 +19,7 @@ from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.fanout import read
 from wsgi_router.api.generation import warn
 from wsgi_router.api.services import Services, current
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema.answers import EmbeddingList
@@ -44,7 +45,7 @@ def embeddings() -> Response:
         [_request(one) for one in ids],
         services.settings.first_token_timeout,
         card.name,
-        runtime.ClientWatch(request.environ),
+        ClientWatch(request.environ),
     )
     data, tokens = [], 0
     for index, answer in enumerate(answers):
