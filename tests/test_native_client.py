@@ -1,4 +1,4 @@
-"""The native transport, on greenlets and on threads. What it does with sockets: test_lending.py."""
+"""The native transport, on greenlets and on threads. Lent sockets: live/test_transports.py."""
 
 from __future__ import annotations
 
