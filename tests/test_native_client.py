@@ -11,6 +11,7 @@ import pytest
 from tests.support.clients import (
     REQUEST_ID,
     calls_at_once,
+    cancel_what_hangs,
     code_of,
     large_messages_deadlines_and_aborts,
     settings_and_worker,
@@ -177,6 +178,17 @@ def test_silence(mode: str, hung: HungWorkers) -> None:
 @both
 def test_nobody_listens(mode: str) -> None:
     run(mode, unreachable_scenario, free_port())
+
+
+def given_up_scenario(port: int) -> None:
+    transport, worker = transport_to(port)
+    cancel_what_hangs(transport, worker)
+    transport.close()
+
+
+@both
+def test_calls_that_nobody_waits_for(mode: str, hung: HungWorkers) -> None:
+    run(mode, given_up_scenario, hung.ports[0])
 
 
 @both

@@ -19,7 +19,7 @@ from wsgi_router.errors import (
 )
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import RpcFailure, Transport
+from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -38,10 +38,12 @@ class Calls:
         self._pool = pool
         self._transport = transport
 
-    def ask(self, method: str, request: bytes, timeout: float, model: str) -> bytes:
+    def ask(
+        self, method: str, request: bytes, timeout: float, model: str, cancel: Cancel | None = None
+    ) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
-        `timeout` is in seconds and for each attempt. Raises RouterError.
+        `timeout` is in seconds and for each attempt; `cancel` ends them. Raises RouterError.
         """
         tried: list[Worker] = []
         error: RouterError | None = None
@@ -56,7 +58,7 @@ class Calls:
                 observability.metrics().retries.inc()
             tried.append(lease.worker)
             try:
-                return self._call(lease.worker, method, request, timeout)
+                return self._call(lease.worker, method, request, timeout, cancel)
             except UpstreamError as failure:
                 error = failure
             finally:
@@ -72,11 +74,15 @@ class Calls:
         client: ClientWatch | None = None,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
+        cancel = Cancel()
 
         def one(request: bytes) -> bytes:
-            return self.ask(method, request, timeout, model)
+            return self.ask(method, request, timeout, model, cancel)
 
-        return _Batch(one, requests).run(client)
+        try:
+            return _Batch(one, requests).run(client)
+        finally:
+            cancel()
 
     def ask_all(
         self, method: str, request: bytes, timeout: float
@@ -94,9 +100,11 @@ class Calls:
             raise NoWorkerError
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
-    def _call(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def _call(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         try:
-            answer = self._transport.unary(worker, method, request, timeout)
+            answer = self._transport.unary(worker, method, request, timeout, cancel)
         except RpcFailure as failure:
             self._pool.report_failure(worker, failure)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None

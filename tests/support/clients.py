@@ -1,12 +1,13 @@
-"""What the tests of both transports share: what holds for either."""
+"""What the tests of both transports share."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from wsgi_router import runtime
 from wsgi_router.settings import Settings
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 from .flow import error_of
@@ -37,13 +38,32 @@ def large_messages_deadlines_and_aborts(transport: Any, worker: Worker) -> None:
     wait_until(lambda: "aborts=0" in repr(transport), 10)
 
 
-def calls_at_once(transport: Any, worker: Worker, count: int, method: str, timeout: float) -> list[str]:
+def calls_at_once(
+    transport: Any, worker: Worker, count: int, method: str, timeout: float, cancel: Cancel | None = None
+) -> list[str]:
     """Begins unary calls; their codes come into the list as they end."""
     codes: list[str] = []
 
     def call() -> None:
-        codes.append(code_of(error_of(lambda: transport.unary(worker, method, b"", timeout))))
+        codes.append(code_of(error_of(lambda: transport.unary(worker, method, b"", timeout, cancel))))
 
     for _ in range(count):
         runtime.spawn(call)
     return codes
+
+
+def cancel_what_hangs(transport: Any, worker: Worker) -> None:
+    """Calls are ended from elsewhere, those under way and those that begin later; others are not."""
+    cancel = Cancel()
+    codes = calls_at_once(transport, worker, 20, "Embed", 60, cancel)
+    others = calls_at_once(transport, worker, 5, "Embed", 3)
+    time.sleep(0.3)  # all are under way
+    assert (codes, others) == ([], [])
+    cancel()
+    cancel()
+    wait_until(lambda: len(codes) == 20, 10)
+    assert code_of(error_of(lambda: transport.unary(worker, "Embed", b"", 60, cancel))) == "CANCELLED"
+    assert others == []
+    assert set(codes) == {"CANCELLED"}
+    assert transport.unary(worker, "GetLoads", b"x", 5) == b"x"
+    wait_until(lambda: others == ["DEADLINE_EXCEEDED"] * 5, 20)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 
@@ -70,6 +70,7 @@ class FakeTransport:
         self.unary_answers: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
         self.on_unary: Callable[[], object] | None = None
+        self.on_cancel: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def open_stream(self, worker: Worker, request: bytes) -> FakeStream:
@@ -84,10 +85,13 @@ class FakeTransport:
     def heard(self, worker: Worker) -> float:
         return worker.heard
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         if method != "GetModelInfo":
             self.asked.append(method)
-            return self._answer(worker, method, request)
+            with (cancel or Cancel()).calling(self.on_cancel):
+                return self._answer(worker, method, request)
         self.probes.append(worker.url)
         if self.on_unary is not None:
             self.on_unary()
