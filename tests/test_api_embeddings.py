@@ -44,6 +44,20 @@ def test_many_embeddings_come_in_order(make: Callable[..., App]) -> None:
     assert embed(app, input=[1, 2]).get_json()["data"][0]["embedding"][0] == 2
 
 
+def test_a_worker_that_counts_no_tokens(make: Callable[..., App]) -> None:
+    app = make()
+    app.transport.unary_answers = {"Embed": pb.EmbedResponse(embedding=[1.0])}
+    usage = embed(app, input=["abc", "de"]).get_json()["usage"]
+    assert usage == {"prompt_tokens": 5, "total_tokens": 5}
+
+
+def test_fields_without_effect_are_named(make: Callable[..., App]) -> None:
+    app = make()
+    embedder(app)
+    assert embed(app, zorg=1).headers["X-Router-Warning"] == "fields without effect: zorg"
+    assert "X-Router-Warning" not in embed(app, user="me").headers
+
+
 def test_base64(make: Callable[..., App]) -> None:
     app = make()
     embedder(app)

@@ -572,3 +572,21 @@ def test_defaults_of_the_worker_fill_what_the_client_left_out(make: Callable[...
     sampling = app.transport.streams[0].request.sampling_params
     assert sampling.temperature == pytest.approx(0.6)
     assert (sampling.top_k, sampling.top_p) == (4, 1)
+
+
+def test_the_log_tells_how_a_request_ended(
+    make: Callable[..., App], caplog: pytest.LogCaptureFixture
+) -> None:
+    app = make(whole("x"), (RpcFailure("UNIMPLEMENTED", "no"),), (RpcFailure("INVALID_ARGUMENT", "no"),))
+    caplog.set_level("INFO", "wsgi_router")
+    LOGGER.addHandler(caplog.handler)
+    try:
+        statuses = [app.chat().status_code for _ in range(3)] + [app.post(b"{").status_code]
+    finally:
+        LOGGER.removeHandler(caplog.handler)
+    lines = [text.split(" ")[:4] for text in caplog.messages if text.startswith("POST ")]
+    assert lines == [
+        ["POST", CHAT, str(status), outcome]
+        for status, outcome in zip(statuses, ("complete", "failed", "refused", "refused"), strict=True)
+    ]
+    assert statuses == [200, 501, 400, 400]
