@@ -54,8 +54,6 @@ class Worker:
         self.state = State.UNKNOWN
         self.card: ModelCard | None = None
         self.in_flight = 0
-        self.failures = 0
-        """Failed probes since the last good one."""
         self.heard = time.monotonic()
         """When it last answered, or a stream of its gave a message; by time.monotonic."""
         self.adapters: Mapping[str, Adapter] = {}
