@@ -103,7 +103,7 @@ def test_every_field_of_a_request_is_in_it(name: str) -> None:
 
 def test_a_chat_request_has_the_fields_that_its_parsers_share() -> None:
     properties = described()["components"]["schemas"]["ChatRequest"]["properties"]
-    assert properties.keys() == chat.KNOWN | output.TAKEN
+    assert properties.keys() == chat.FIELDS.known | output.TAKEN
 
 
 def test_every_body_is_described() -> None:
@@ -246,7 +246,7 @@ def test_limits_are_told(field: str, outside: list[Any]) -> None:
         assert (error.param or "").startswith(field)
 
 
-CHAT_FIELDS = sorted(chat.KNOWN | output.TAKEN)
+CHAT_FIELDS = sorted(chat.FIELDS.known | output.TAKEN)
 
 
 @given(st.sampled_from(CHAT_FIELDS), test_schema_tools.JSON_VALUES)

@@ -17,7 +17,7 @@ from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
@@ -41,9 +41,11 @@ class SlowTransport(FakeTransport):
         super().__init__()
         self.go = {url: threading.Event() for url in (A, B, C)}
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         self.go[worker.url].wait()
-        return super().unary(worker, method, request, timeout)
+        return super().unary(worker, method, request, timeout, cancel)
 
 
 def info(name: str, context: int = 100, **fields: Any) -> pb.GetModelInfoResponse:

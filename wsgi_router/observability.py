@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from wsgi_router import runtime
+from wsgi_router.ids import random_id
 
 LOGGER: Final = logging.getLogger("wsgi_router")
 MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -55,7 +56,7 @@ def request_id(sent: str | None) -> str:
     """The client's id of a request if it is 1 to 128 visible ASCII characters, else a new one."""
     if sent is not None and _ID.fullmatch(sent):
         return sent
-    return "req_" + runtime.random_id()
+    return "req_" + random_id()
 
 
 def printable(text: str, limit: int) -> str:

@@ -12,6 +12,7 @@ import msgspec
 
 from wsgi_router import native, reading, runtime
 from wsgi_router.errors import ContextLengthError, InvalidRequestError
+from wsgi_router.ids import random_id
 from wsgi_router.schema import (
     ChatRequest,
     CompletionRequest,
@@ -169,7 +170,7 @@ def prepare_generate(
         raise _by_generates_names(error) from None
     options = {
         **_answer_options(asked, card, 0, bool(request.stream)),
-        "id": request.label or runtime.random_id(),
+        "id": request.label or random_id(),
         "object": "generate",
         "choices": len(prepared) * asked.choices,
         "prompts": [{"tokens": one.prompt_tokens} for one in prepared],
@@ -343,7 +344,7 @@ def stream_options(
     options = request.stream_options
     return {
         **_answer_options(request, card, prompt_tokens, bool(request.stream)),
-        "id": prefix + runtime.random_id(),
+        "id": prefix + random_id(),
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
     }

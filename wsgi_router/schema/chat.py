@@ -76,7 +76,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 
 _FILLED: Final = ("raw_messages", "unknown", "output", *CONSTRAINTS)
 FIELDS: Final = Fields(ChatRequest, Inert, NOT_SUPPORTED, filled=_FILLED)
-HONOURED, INERT, KNOWN = FIELDS.honoured, FIELDS.inert, FIELDS.known
 
 _HANDED_ON: Final = frozenset({"messages", "documents", "chat_template_kwargs", "custom_params"})
 

@@ -232,7 +232,6 @@ class WorkerPool:
         asked = time.monotonic()
         try:
             card = self._ask(worker)
-            worker.failures = 0
             self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
                 worker.forget_adapters()  # it may have been started anew
@@ -273,8 +272,7 @@ class WorkerPool:
         late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
         if late and self._heard(worker) > asked:
             return  # its streams flow
-        worker.failures += 1
-        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker.failures == 1:
+        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker in self._unasked:
             trace = None if isinstance(error, (RpcFailure, DecodeError)) else error
             _LOG.warning("worker %s is %s: %s", worker.url, worker.state, error, exc_info=trace)
 

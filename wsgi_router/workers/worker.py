@@ -64,8 +64,6 @@ class Worker:
         """Takes no new requests, as the operator wants it."""
         self.card: ModelCard | None = None
         self._load = load or Board().load(url)
-        self.failures = 0
-        """Failed probes since the last good one."""
         self.heard = time.monotonic()
         """When it last answered, or a stream of its gave a message; by time.monotonic."""
         self.adapters: Mapping[str, Adapter] = {}
