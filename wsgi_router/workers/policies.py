@@ -37,17 +37,16 @@ class RoundRobin:
 
 
 class LeastLoad:
-    """The one with the fewest requests in flight; among equals one after the other."""
+    """The one with the fewest requests in flight, of all processes; among equals one after the other."""
 
     def __init__(self) -> None:
         self._count = itertools.count()
 
     def select(self, workers: Sequence[Worker], hints: Hints) -> Worker:
-        least = min(worker.in_flight for worker in workers)
-        idlest = [worker for worker in workers if worker.in_flight <= least]
-        # Loads may change under threads between the two lines; then any worker will do.
-        candidates = idlest or workers
-        return candidates[next(self._count) % len(candidates)]
+        loads = [worker.load for worker in workers]
+        least = min(loads)
+        idlest = [worker for worker, load in zip(workers, loads, strict=True) if load == least]
+        return idlest[next(self._count) % len(idlest)]
 
 
 POLICIES: Final[dict[str, Callable[[], Policy]]] = {
