@@ -62,6 +62,11 @@ class Worker:
         """When it was asked; by time.monotonic."""
         self._lock = threading.Lock()
 
+    @property
+    def load(self) -> int:
+        """Requests that it has in hand, as far as this process knows: what policies go by."""
+        return self.in_flight
+
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
         return self.state is State.UP
