@@ -67,14 +67,13 @@ class Sticky(Policy):
             worker = worker or rendezvous.first(key, workers)
             self._kept[key] = worker.url, now
             self._kept.move_to_end(key)
+            if len(self._kept) > MOST_KEYS:
+                self._kept.popitem(last=False)
         return worker
 
     def _forget(self, before: float) -> None:
-        """Makes room for one more key; drops those that nobody has asked for since `before`."""
-        while self._kept:
-            _, last = next(iter(self._kept.values()))
-            if last >= before and len(self._kept) < MOST_KEYS:
-                return
+        """Drops the keys that nobody has asked for since `before`."""
+        while self._kept and next(iter(self._kept.values()))[1] < before:
             self._kept.popitem(last=False)
 
     def __repr__(self) -> str:
