@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Hints:
+
+class Hints(msgspec.Struct, frozen=True):
     """What policies may go by; all of it comes from the client."""
 
     target: str = ""
