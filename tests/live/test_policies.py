@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -89,7 +90,7 @@ def wait_up(router: Router, count: int) -> None:
 
 
 def test_a_key_leaves_a_dead_worker_and_comes_back(crowd: Crowd) -> None:
-    settings = {"policy": "consistent_hashing", "target_worker_header": "true"}
+    settings: dict[str, Any] = {"policy": "consistent_hashing", "target_worker_header": "true"}
     with Router(*crowd.urls, processes=2, **settings) as router:
         wait_started(router)
         before = places(router, crowd)
