@@ -35,14 +35,21 @@ class Crowd:
         self.workers[place] = Worker(*self.flags, port=self.workers[place].port).start()
         self.finished[place] = 0
 
-    def answered(self) -> list[int]:
-        """How many requests each has answered since the last call."""
+    def answered(self, requests: int) -> list[int]:
+        """How many each has answered since the last call, once these are so many."""
         before = self.finished
-        self.finished = [
-            self._count(worker) if worker.running() else before[place]
-            for place, worker in enumerate(self.workers)
-        ]
-        return [now - then for now, then in zip(self.finished, before, strict=True)]
+        found: list[int] = []
+
+        def all_told() -> bool:
+            self.finished = [
+                self._count(worker) if worker.running() else before[place]
+                for place, worker in enumerate(self.workers)
+            ]
+            found[:] = [now - then for now, then in zip(self.finished, before, strict=True)]
+            return sum(found) >= requests
+
+        wait_until(all_told)
+        return found
 
     def _count(self, worker: Worker) -> int:
         with SchedulerClient(worker.port) as client:
@@ -67,9 +74,9 @@ def post(router: Router, **headers: str) -> httpx.Response:
 
 def went(router: Router, crowd: Crowd, **headers: str) -> int:
     """The place of the worker that requests go to: two of them, maybe by two processes."""
-    crowd.answered()
+    crowd.answered(0)
     assert [post(router, **headers).status_code for _ in range(2)] == [200, 200]
-    counts = crowd.answered()
+    counts = crowd.answered(2)
     assert sorted(counts) == [0, 0, 2], headers
     return counts.index(2)
 
@@ -78,21 +85,18 @@ def places(router: Router, crowd: Crowd) -> dict[str, int]:
     return {key: went(router, crowd, **{KEY: key}) for key in KEYS}
 
 
-def wait_started(router: Router) -> None:
-    """Returns once every process knows every worker."""
-    expected = 3 * len(router.processes())
-    wait_until(lambda: router.output().count(" is up and serves") == expected, 30, "all known to all")
-
-
-def wait_up(router: Router, count: int) -> None:
-    """Returns once so many are up in the eyes of every process."""
-    wait_until(lambda: router.metric("wsgi_router_worker_up") == count, 30, f"{count} up")
+def wait_known(router: Router, word: str, *urls: str, times: int = 1) -> None:
+    """Returns once every process has said so many times of each worker that it `word`, "is up" say."""
+    expected = times * len(router.processes())
+    for url in urls:
+        said = f"worker {url} {word}"
+        wait_until(lambda said=said: router.output().count(said) >= expected, 30, said)  # type: ignore[misc]
 
 
 def test_a_key_leaves_a_dead_worker_and_comes_back(crowd: Crowd) -> None:
     settings: dict[str, Any] = {"policy": "consistent_hashing", "target_worker_header": "true"}
     with Router(*crowd.urls, processes=2, **settings) as router:
-        wait_started(router)
+        wait_known(router, "is up", *crowd.urls)
         before = places(router, crowd)
         counts = Counter(before.values())
         assert len(counts) > 1
@@ -106,26 +110,26 @@ def test_a_key_leaves_a_dead_worker_and_comes_back(crowd: Crowd) -> None:
         without = places(router, crowd)
         moved = {key for key in KEYS if without[key] != before[key]}
         assert moved == {key for key in KEYS if before[key] == lost}
-        wait_up(router, 2)
+        wait_known(router, "is down", crowd.urls[lost])
         down = post(router, **{TARGET: crowd.urls[lost]})
         assert down.status_code == 503
         assert down.json()["error"]["code"] in ("no_worker_available", "worker_unavailable")
         assert down.headers["Retry-After"]
 
         crowd.restart(lost)
-        wait_up(router, 3)
+        wait_known(router, "is up", crowd.urls[lost], times=2)
         assert places(router, crowd) == before
 
 
 def test_a_sticky_key_stays_with_its_new_worker(crowd: Crowd) -> None:
     with Router(*crowd.urls, policy="sticky") as router:
-        wait_started(router)
+        wait_known(router, "is up", *crowd.urls)
         before = places(router, crowd)
         lost = before[KEYS[0]]
         crowd.workers[lost].kill()
         without = places(router, crowd)
         assert all(without[key] == before[key] or before[key] == lost for key in KEYS)
-        wait_up(router, 2)
+        wait_known(router, "is down", crowd.urls[lost])
         crowd.restart(lost)
-        wait_up(router, 3)
+        wait_known(router, "is up", crowd.urls[lost], times=2)
         assert places(router, crowd) == without
