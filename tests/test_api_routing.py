@@ -20,7 +20,7 @@ from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.policies import POLICIES
 from wsgi_router.workers.transport import RpcFailure
-from wsgi_router.workers.worker import Worker
+from wsgi_router.workers.worker import Worker, worker_id
 
 URLS = tuple(f"grpc://10.0.0.{number}:30000" for number in range(6))
 KEY, SESSION, TARGET = "X-SMG-Routing-Key", "X-Session-Id", "X-SMG-Target-Worker"
@@ -226,7 +226,7 @@ def test_each_prompt_of_a_batch_goes_by_its_own_beginning(start: Callable[..., R
 def test_a_named_worker_is_asked(start: Callable[..., Router], policy: str) -> None:
     router = start(policy=policy, target_worker_header=True, max_choices=8)
     for place, url in enumerate(URLS):
-        for name in (url, url.removeprefix("grpc://"), str(place)):
+        for name in (url, url.removeprefix("grpc://"), str(place), worker_id(url)):
             assert router.went(ask(), target=name, key="a") == url
     router.transport.streams.clear()
     assert router.post(ask(n=5), headers={TARGET: URLS[3]}).status_code == 200

@@ -394,18 +394,18 @@ def test_services_start_once_and_close(make: Callable[..., App]) -> None:
     wait_until(app.services.pool.usable, 10, "a usable worker")
 
 
-def tellers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "_tell_workers" in thread.name]
+def lookers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if "_look_after" in thread.name]
 
 
 def test_closed_services_leave_no_thread(make: Callable[..., App]) -> None:
-    before = set(tellers())
+    before = set(lookers())
     app = make()
     for _ in range(5):
         app.services.close()
         app.services.start()
     app.services.close()
-    wait_until(lambda: set(tellers()) <= before, 10, "the tellers ended")
+    wait_until(lambda: set(lookers()) <= before, 10, "the lookers ended")
 
 
 def test_the_setting_names_the_transport() -> None:

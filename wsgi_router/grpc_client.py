@@ -99,7 +99,8 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         if runtime.patched():
             _init_gevent()
-        runtime.init_process(len(settings.workers))
+        self._expected = len(settings.workers)
+        runtime.init_process(self._expected)
         self._options = _channel_options(settings)
         self._abort_timeout = settings.abort_timeout
         self._connections: dict[str, _Connection] = {}
@@ -173,6 +174,9 @@ class GrpcTransport:
                 if connection is None:
                     connection = _Connection(worker.address, self._options)
                     self._connections[worker.address] = connection
+                    if len(self._connections) > self._expected:  # a worker that was added while running
+                        self._expected += 1
+                        runtime.init_process(1)
         return connection
 
     def __repr__(self) -> str:

@@ -137,10 +137,15 @@ def worker_url(value: object) -> str:
     return f"grpc://{host}:{port}"
 
 
+MOST_WORKERS: Final = 256
+
+
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len(set(urls)) != len(urls):
         raise ValueError("names a worker twice")
+    if len(urls) > MOST_WORKERS:
+        raise ValueError(f"names {len(urls)} workers; at most {MOST_WORKERS} can be served")
     return urls
 
 
@@ -184,6 +189,11 @@ class Settings:
 
     workers: tuple[str, ...] = _row(
         (), _worker_urls, "Workers' addresses, grpc://HOST:PORT, separated by commas. They may come up later."
+    )
+    workers_file: str = _row(
+        "",
+        _text,
+        "File that keeps what /workers has changed. Empty: it is kept until the server ends.",
     )
     tokenizer_path: str = _row(
         "",
@@ -246,7 +256,7 @@ class Settings:
     admin_key: str = _row(
         "",
         _api_key,
-        "Key that /flush_cache accepts as Bearer token. Empty: it answers 403.",
+        "Key that /workers and /flush_cache accept as Bearer token. Empty: they answer 403.",
         secret=True,
     )
     queue_size: int = _row(

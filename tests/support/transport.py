@@ -64,6 +64,7 @@ class FakeTransport:
         self.answers = list(answers)
         self.streams: list[FakeStream] = []
         self.aborted: list[tuple[str, str]] = []
+        self.forgotten: list[str] = []
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
         self.asked: list[str] = []
@@ -112,6 +113,7 @@ class FakeTransport:
     def abort(self, worker: Worker, request_id: str) -> None:
         self.aborted.append((worker.url, request_id))
 
-    def forget(self, worker: Worker) -> None: ...
+    def forget(self, worker: Worker) -> None:
+        self.forgotten.append(worker.url)
 
     def close(self) -> None: ...

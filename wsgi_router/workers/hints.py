@@ -11,7 +11,7 @@ class Hints(msgspec.Struct, frozen=True):
     """What policies may go by; all of it comes from the client."""
 
     target: str = ""
-    """The worker that is asked for, by URL, HOST:PORT or number."""
+    """The worker that is asked for, by id, URL, HOST:PORT or place."""
     key: str = ""
     """Names a session or a user, whose requests have something in common."""
     prefix: bytes = b""

@@ -7,17 +7,19 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers import board
 from wsgi_router.workers.breaker import SEEN, Event, State
 from wsgi_router.workers.hints import NO_HINTS, Hints
+from wsgi_router.workers.membership import Membership
 from wsgi_router.workers.policies import POLICIES, Policy
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
@@ -30,6 +32,8 @@ _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
+_LOOK_SECONDS: Final = 0.5
+"""Longest time until a change of the list of workers, made by another process, is seen."""
 _IDLE_INTERVALS: Final = 5
 """Health intervals after which a worker that is up, and was not heard of, is asked again."""
 
@@ -42,19 +46,24 @@ class WorkerPool:
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
-        self.workers = tuple(Worker(url) for url in settings.workers)
+        self._board = board.current()
+        self.membership = Membership(settings.workers, self._board, settings.workers_file)
+        self._generation = self.membership.generation
+        self.workers: tuple[Worker, ...] = ()
+        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
         self._transport = transport
         self._settings = settings
         self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
         self._probing: set[Worker] = set()
-        self._unasked = set(self.workers)
+        self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._cards_lock = threading.Lock()
-        self._due: dict[Worker, float] = dict.fromkeys(self.workers, 0.0)
+        self._due: dict[Worker, float] = {}
         self._wakeup: runtime.Wakeup = runtime.wakeup()
         self._started = False
         self._closed = False
+        self._take_list()
 
     def start(self) -> None:
         """Begins to look after the workers. Once, after the fork."""
@@ -73,11 +82,13 @@ class WorkerPool:
     def close(self) -> None:
         """Ends what `start` began."""
         self._closed = True
+        for worker in (*self.workers, *self._leaving.values()):
+            worker.close()
         self._wakeup.set()
 
     def usable(self) -> bool:
         """Whether any worker may be asked."""
-        return any(worker.state in (State.UP, State.SUSPECT) for worker in self.workers)
+        return any(worker.usable() for worker in self.workers)
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
@@ -143,16 +154,16 @@ class WorkerPool:
         worker = self._named(name)
         if worker is None:
             raise _bad_target(f"There is no worker '{shown(name)}'.")
-        if worker in exclude or worker.state not in (State.UP, State.SUSPECT):
+        if worker in exclude or not worker.usable():
             raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.")
         if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
             raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
         return worker
 
     def _named(self, name: str) -> Worker | None:
-        """The worker with this URL, HOST:PORT, or place (from 0) in the order of the settings."""
+        """The worker with this id, URL, HOST:PORT, or place (from 0) in the list of workers."""
         for place, worker in enumerate(self.workers):
-            if name in (worker.url, worker.address, str(place)):
+            if name in (worker.id, worker.url, worker.address, str(place)):
                 return worker
         return None
 
@@ -165,7 +176,7 @@ class WorkerPool:
         if adapter:
             serving = [worker for worker in serving if adapter in worker.adapters]
         candidates = [worker for worker in serving if worker.available()]
-        candidates = candidates or [worker for worker in serving if worker.state is State.SUSPECT]
+        candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
             raise NoWorkerError
         return candidates
@@ -174,7 +185,7 @@ class WorkerPool:
         """Takes in what a call has seen of a worker."""
         if worker.note(event):
             _LOG.warning("worker %s is %s", worker.url, worker.state)
-            if worker.state is State.SUSPECT:
+            if worker.state is State.SUSPECT and worker in self._due:
                 self._due[worker] = 0.0
                 self._wakeup.set()
 
@@ -190,7 +201,50 @@ class WorkerPool:
 
     def _look_after(self) -> None:
         while not self._closed:
-            self._wakeup.wait(self._probe_due(time.monotonic()))
+            if self.membership.generation != self._generation:
+                self.follow()
+            self._let_leave()
+            self._wakeup.wait(min(self._probe_due(time.monotonic()), _LOOK_SECONDS))
+
+    def follow(self) -> None:
+        """Takes in what has become of the list of workers."""
+        try:
+            self._take_list()
+        except SettingsError as error:
+            _LOG.error("%s", error)
+        self._wakeup.set()
+
+    def _take_list(self) -> None:
+        generation = self.membership.generation
+        entries = self.membership.entries()
+        with self._cards_lock:
+            known = {worker.url: worker for worker in self.workers} | self._leaving
+            for url in known.keys() & entries.keys():
+                self._leaving.pop(url, None)
+            for url in known.keys() - entries.keys():
+                self._leaving[url] = known[url]
+            self.workers = tuple(known.get(url) or self._join(url) for url in entries)
+            for worker in self.workers:
+                worker.draining = entries[worker.url]
+            self._gather_cards()
+            self._generation = generation
+
+    def _join(self, url: str) -> Worker:
+        worker = Worker(url, self._board.load(url))
+        self._due[worker] = 0.0
+        self._unasked.add(worker)
+        return worker
+
+    def _let_leave(self) -> None:
+        """Drops the connection to a removed worker once its last request here has ended."""
+        for url, worker in list(self._leaving.items()):
+            if worker.in_flight == 0 and worker not in self._probing:
+                del self._leaving[url]
+                del self._due[worker]
+                self._unasked.discard(worker)
+                worker.close()
+                self._transport.forget(worker)
+                _LOG.info("worker %s is served no more", url)
 
     def _probe_due(self, now: float) -> float:
         """Begins the probes that are due; returns the seconds until the next one may be."""
@@ -234,12 +288,15 @@ class WorkerPool:
             return
         with self._cards_lock:
             worker.card = card
-            cards: dict[str, ModelCard] = {}
-            for one in self.workers:
-                if one.card is not None:
-                    name = self._settings.model or one.card.name
-                    cards[name] = _narrower(cards.get(name), one.card, name)
-            self._cards = dict(sorted(cards.items()))
+            self._gather_cards()
+
+    def _gather_cards(self) -> None:
+        cards: dict[str, ModelCard] = {}
+        for one in self.workers:
+            if one.card is not None:
+                name = self._settings.model or one.card.name
+                cards[name] = _narrower(cards.get(name), one.card, name)
+        self._cards = dict(sorted(cards.items()))
 
     def _ask(self, worker: Worker) -> ModelCard:
         request = pb.GetModelInfoRequest().SerializeToString()
@@ -258,9 +315,9 @@ class WorkerPool:
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"
 
-    def stats(self) -> Mapping[str, Sequence[Any]]:
-        """For metrics: each worker's URL to (1 if up else 0, requests in flight)."""
-        return {worker.url: (int(worker.available()), worker.in_flight) for worker in self.workers}
+    def stats(self) -> observability.WorkerStats:
+        """For metrics: each worker's URL to (1 if up else 0, requests in flight of all processes)."""
+        return {worker.url: (int(worker.state is State.UP), worker.load) for worker in self.workers}
 
 
 def _bad_target(message: str) -> InvalidRequestError:
