@@ -235,8 +235,8 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
         {"temperature": "x", "min_p": "x", "top_p": "x"},
         {"prediction": "b", "audio": {}},
         {"audio": {}, "prediction": "b"},
-        {"user": 1, "metadata": 1, "store": 1},
-        {"store": 1, "metadata": 1, "user": 1},
+        {"service_tier": 1, "metadata": 1, "store": 1},
+        {"store": 1, "metadata": 1, "service_tier": 1},
     ],
 )
 def test_of_several_faults_the_first_one_is_named(fields: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from wsgi_router.errors import (
     UpstreamError,
 )
 from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
@@ -39,7 +40,13 @@ class Calls:
         self._transport = transport
 
     def ask(
-        self, method: str, request: bytes, timeout: float, model: str, cancel: Cancel | None = None
+        self,
+        method: str,
+        request: bytes,
+        timeout: float,
+        model: str,
+        cancel: Cancel | None = None,
+        hints: Hints = NO_HINTS,
     ) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
@@ -49,7 +56,7 @@ class Calls:
         error: RouterError | None = None
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                lease = self._pool.select(model, exclude=tried)
+                lease = self._pool.select(model, hints, tried)
             except NoWorkerError:
                 if error is not None:
                     raise error from None
@@ -72,12 +79,13 @@ class Calls:
         timeout: float,
         model: str,
         client: ClientWatch | None = None,
+        hints: Hints = NO_HINTS,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
         cancel = Cancel()
 
         def one(request: bytes) -> bytes:
-            return self.ask(method, request, timeout, model, cancel)
+            return self.ask(method, request, timeout, model, cancel, hints)
 
         try:
             return _Batch(one, requests).run(client)

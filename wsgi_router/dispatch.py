@@ -283,10 +283,8 @@ class Dispatcher:
         job, tried = opening.job, opening.tried
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                if near is not None and near.available() and not tried:
-                    lease = near.lease()
-                else:
-                    lease = self._pool.select(job.model, job.hints, tried, job.adapter)
+                beside = None if tried else near
+                lease = self._pool.select(job.model, job.hints, tried, job.adapter, beside)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None

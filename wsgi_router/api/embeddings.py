@@ -46,6 +46,7 @@ def embeddings() -> Response:
         services.settings.first_token_timeout,
         card.name,
         ClientWatch(request.environ),
+        services.routing.hints(request.environ, asked.user),
     )
     data, tokens = [], 0
     for index, answer in enumerate(answers):

@@ -13,6 +13,7 @@ from flask import current_app
 
 from wsgi_router import native, runtime
 from wsgi_router.adapters import Adapters
+from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
@@ -42,6 +43,7 @@ class Services:
 
     def __init__(self, settings: Settings, make_transport: MakeTransport | None = None) -> None:
         self.settings = settings
+        self.routing = Routing(settings)
         self._make_transport = make_transport or TRANSPORTS[settings.transport]
         self.started_at = int(time.time())
         _ALL.add(self)

@@ -48,7 +48,6 @@ class ChatRequest(Streamed, kw_only=True):
 class Inert(msgspec.Struct):
     """Accepted fields that change nothing."""
 
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None

@@ -47,7 +47,6 @@ class CompletionRequest(Streamed, kw_only=True):
 
 
 class Inert(msgspec.Struct):
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None

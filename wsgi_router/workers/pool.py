@@ -13,19 +13,21 @@ from typing import Final
 from google.protobuf.message import DecodeError
 
 from wsgi_router import observability, runtime
-from wsgi_router.errors import ModelNotFoundError, NoWorkerError
+from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import board
 from wsgi_router.workers.breaker import SEEN, Event, State
+from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership
-from wsgi_router.workers.policies import POLICIES, Hints
+from wsgi_router.workers.policies import POLICIES, Policy
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
 _LOG = logging.getLogger(__name__)
 
-_NO_HINTS: Final[Hints] = {}
+TARGET_HEADER: Final = "x-smg-target-worker"
+"""Names a worker; SGLang's gateway calls it so."""
 _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
@@ -51,7 +53,7 @@ class WorkerPool:
         self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
         self._transport = transport
         self._settings = settings
-        self._policy = POLICIES[settings.policy]()
+        self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
         self._probing: set[Worker] = set()
         self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
@@ -126,10 +128,44 @@ class WorkerPool:
         return cards[0]
 
     def select(
-        self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = (), adapter: str = ""
+        self,
+        model: str,
+        hints: Hints = NO_HINTS,
+        exclude: Collection[Worker] = (),
+        adapter: str = "",
+        near: Worker | None = None,
     ) -> Lease:
-        """A lease on the worker that the policy chooses for `model` and `adapter`. Raises NoWorkerError."""
-        return self._policy.select(self.candidates(model, exclude, adapter), hints).lease()
+        """A lease on the worker that the policy chooses for `model` and `adapter`.
+
+        `near` has another choice of the same request; it is taken, unless the policy bounds loads. A worker
+        that the hints name is the only one. Raises NoWorkerError; InvalidRequestError if the hints name one
+        that is not there, or cannot do it.
+        """
+        policy = self._policies.get(model)
+        if policy is None:
+            policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
+        if near is not None and near.available() and (hints.target or not policy.bounded):
+            return near.lease()
+        if hints.target:
+            return self._target(hints.target, model, exclude, adapter).lease()
+        return policy.select(self.candidates(model, exclude, adapter), hints).lease()
+
+    def _target(self, name: str, model: str, exclude: Collection[Worker], adapter: str) -> Worker:
+        worker = self._named(name)
+        if worker is None:
+            raise _bad_target(f"There is no worker '{shown(name)}'.")
+        if worker in exclude or not worker.usable():
+            raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.")
+        if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
+            raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
+        return worker
+
+    def _named(self, name: str) -> Worker | None:
+        """The worker with this id, URL, HOST:PORT, or place (from 0) in the list of workers."""
+        for place, worker in enumerate(self.workers):
+            if name in (worker.id, worker.url, worker.address, str(place)):
+                return worker
+        return None
 
     def candidates(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> Sequence[Worker]:
         """Those that may be asked, at least one; of an adapter those that are known to have it.
@@ -282,6 +318,10 @@ class WorkerPool:
     def stats(self) -> observability.WorkerStats:
         """For metrics: each worker's URL to (1 if up else 0, requests in flight of all processes)."""
         return {worker.url: (int(worker.state is State.UP), worker.load) for worker in self.workers}
+
+
+def _bad_target(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, code="worker_not_found")
 
 
 def _narrower(known: ModelCard | None, card: ModelCard, name: str) -> ModelCard:

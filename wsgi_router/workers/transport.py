@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.worker import Worker
 
 
@@ -18,8 +19,7 @@ class GenerateJob:
     model: str
     body: bytes
     choices: int = 1
-    hints: Mapping[str, str] = field(default_factory=dict)
-    """What routing policies may go by."""
+    hints: Hints = NO_HINTS
     streamed: bool = True
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
     adapter: str = ""
