@@ -376,9 +376,9 @@ mod tests {
     #[test]
     fn parts_are_whole_stretches_between_cuts() {
         let found = |cuts: &[usize]| parts(cuts).collect::<Vec<_>>();
-        assert_eq!(found(&[]), []);
-        assert_eq!(found(&[3]), []);
-        assert_eq!(found(&[3, 3 + LEAST - 1]), []);
+        assert!(found(&[]).is_empty());
+        assert!(found(&[3]).is_empty());
+        assert!(found(&[3, 3 + LEAST - 1]).is_empty());
         assert_eq!(found(&[3, 3 + LEAST]), [3..3 + LEAST]);
         assert_eq!(found(&[0, 10, 300, 310, 900, 1000]), [0..300, 300..900]);
     }
