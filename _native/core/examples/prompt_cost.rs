@@ -1,7 +1,8 @@
 //! What the parts of preparing a chat cost.
 //!
 //! `prompt_cost PATH` (a model's folder) times, for a conversation of one long system prompt and a growing
-//! number of turns: the rendering of the template, the encoding of its prompt, and the whole preparation.
+//! number of turns: the rendering of the template, the encoding of its prompt without and with a warm prompt cache,
+//! and the whole preparation without.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -18,11 +19,13 @@ const TURN_WORDS: usize = 100;
 
 /// So many conversations take turns, with one system prompt: words and caches are as cold as under a server.
 const CONVERSATIONS: u64 = 64;
+const CACHE: usize = 16 << 20;
 const CHATML: &str = "{% for m in messages %}<s>{{ m.role }}\n{{ m.content }}</s>\n{% endfor %}";
 
 fn main() {
     let path = std::env::args().nth(1).expect("usage: prompt_cost PATH");
     let tokenizer = Tokenizer::load(Path::new(&path)).expect("a tokenizer");
+    let mut cached = Tokenizer::load(Path::new(&path)).expect("a tokenizer");
     let source = tokenizer.chat_template_source().unwrap_or(CHATML).to_string();
     let template = ChatTemplate::new(&source, tokenizer.special_tokens()).expect("a template that compiles");
     println!("{tokenizer:?}");
@@ -42,9 +45,13 @@ fn main() {
         let whole = time(&jobs, |job| {
             black_box(prepare(&tokenizer, Some(&template), job, &Limits::default()).expect("a request"));
         });
+        cached.cache_prompts(CACHE);
+        let hit = time(&prompts, |prompt| {
+            black_box(cached.encode_prompt(prompt).expect("ids"));
+        });
         println!(
             "{turns:3} turns, {:6} tokens, {:7} bytes: parse and render {rendering:?}, encode {encoding:?}, \
-             prepare {whole:?}",
+             cached {hit:?}, prepare {whole:?}",
             tokens / jobs.len(),
             prompts[0].len()
         );
