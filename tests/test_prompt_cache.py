@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import models
+from tests.support.processes import ROOT
 from wsgi_router import native, observability
 from wsgi_router.settings import Settings
 
-MODELS = ("qwen3", "llama3_1", "llama3", "gemma3", "deepseek_v3", "gptoss", "llama2")
+FOLDERS = sorted({*models.FOLDERS.values(), *(ROOT / ".cache/models").glob("*")})
 PLAIN = "{% for m in messages %}{{ bos_token }}{{ m.role }}\n{{ m.content }}{{ eos_token }}{% endfor %}"
 PIECES = (
     "Be short and polite. ",
@@ -53,14 +55,14 @@ def conversations(seed: int) -> list[bytes]:
     return jobs
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_ids_are_the_same_with_and_without(name: str) -> None:
-    folder = str(models.folder(name))
+@pytest.mark.parametrize("path", FOLDERS, ids=lambda path: str(path.relative_to(ROOT / ".cache")))
+def test_ids_are_the_same_with_and_without(path: Path) -> None:
+    folder = str(path)
     for seed, template in enumerate((None, PLAIN)):
-        if template is None and not models.tokenizer(name).info["has_template"]:
+        plain = native.Tokenizer(folder, template)
+        if not plain.info["has_chat_template"]:
             continue
         cached = native.Tokenizer(folder, template, 1 << 20)
-        plain = native.Tokenizer(folder, template)
         reused = 0
         for job in conversations(seed):
             prepared = cached.prepare(job)
@@ -78,7 +80,9 @@ def count(name: str) -> float:
 def test_hits_are_metered_and_the_setting_turns_it_off() -> None:
     path = str(models.folder("qwen3"))
     content = "Look an order's number up first. " * 40
-    job = json.dumps({"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}).encode()
+    job = json.dumps(
+        {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+    ).encode()
     for mebibytes, hits in ((1, 1), (0, 0)):
         tokenizer = native.load_tokenizer(Settings(tokenizer_path=path, prompt_cache_mib=mebibytes))
         assert tokenizer is not None

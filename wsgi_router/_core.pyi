@@ -41,8 +41,8 @@ class Tokenizer:
 
     ``path``: a folder with tokenizer.json or a file of tiktoken ranks, or the file. ``chat_template``:
     template text that replaces the folder's own. Raises ``NativeError`` with one clear line when something
-    cannot be loaded; its ``param`` is "chat_template" if that is at fault. ``prompt_cache``: bytes that the ids
-    of earlier prompts may take.
+    cannot be loaded; its ``param`` is "chat_template" if that is at fault. ``prompt_cache``: bytes that the
+    ids of earlier prompts may take.
     """
 
     info: dict[str, Any]

@@ -314,7 +314,7 @@ class Settings:
     prompt_cache_mib: int = _row(
         16,
         _integer(0, 2**20),
-        "Memory of each process, in MiB, for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
+        "MiB a process for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
     )
     transport: str = _row(
         "auto",
