@@ -254,6 +254,7 @@ def test_a_slow_worker_delays_a_listing_for_a_moment_only(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "LISTING_SECONDS", 0.1)
     bench = Listing(lists={W0: ..., W1: loaded(sql="1b")})
     bench.hold.clear()
+    assert bench.adapters.find("m", "sql")
     start = time.monotonic()
     assert list(bench.adapters.listed("m")) == ["sql"]
     assert time.monotonic() - start < 20

@@ -275,6 +275,39 @@ def test_the_client_leaves(tokenizer: native.Tokenizer) -> None:
     assert streamed.streams()[0].closes == 1
 
 
+class OurLoan:
+    """The socket of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self.descriptor = client.ours.fileno()
+
+    def send(self, data: bytes) -> None:
+        raise AssertionError("the socket has taken all")
+
+    def count(self, written: int) -> None:
+        self.written = written
+
+
+@pytest.mark.parametrize(("unsent", "outcome"), [(0, "complete"), (1, "cancelled")])
+def test_a_client_that_has_all_may_leave_before_the_core_tells(
+    tokenizer: native.Tokenizer, unsent: int, outcome: str
+) -> None:
+    """What the core writes is with the client at once, and with us a moment later."""
+    first, *others = messages(tokenizer)
+    client, ends, stream = Client(), Ends(), new_stream(tokenizer)
+    bench = Bench((first,))
+    response = stream_response(bench.open(client=client.watch), stream, bench.settings, ends)
+    response._answer.loan = loan = OurLoan(client)
+    head = next(response)
+    for message in others[: len(others) - unsent]:
+        stream.feed(0, message)
+    client.leave()
+    assert list(response) == []
+    assert ends.outcomes == [outcome]
+    assert len(head) > 0
+    assert loan.written > 0
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_the_drain_ends_a_stream(tokenizer: native.Tokenizer, busy: bool) -> None:
     streamed = Streamed(tokenizer, tuple(messages(tokenizer)[:2]))
