@@ -17,8 +17,9 @@ from wsgi_router.adapters import Adapters
 from wsgi_router.choices import ENDED
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import State
+from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
+from wsgi_router.workers.worker import Worker
 
 W0, W1 = "grpc://w0:1", "grpc://w1:1"
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
@@ -215,6 +216,23 @@ def test_a_worker_that_was_down_is_asked_again() -> None:
     wait_until(lambda: worker.state is State.UP)
     bench.lists[W0] = loaded()
     assert not bench.adapters.find("m", "sql")
+
+
+def test_what_a_worker_had_is_forgotten_before_it_may_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Listing(lists={W0: loaded(sql="0a")}, workers=1, health_interval=100)
+    assert bench.adapters.find("m", "sql")
+    worker = bench.pool.workers[0]
+    seen: list[tuple[Event, bool]] = []
+    note = Worker.note
+
+    def watched(self: Worker, event: Event) -> bool:
+        seen.append((event, bool(self.adapters)))
+        return note(self, event)
+
+    monkeypatch.setattr(Worker, "note", watched)
+    bench.pool.report(worker, Event.CALL_UNREACHABLE)
+    wait_until(worker.available)
+    assert seen[:2] == [(Event.CALL_UNREACHABLE, True), (Event.PROBE_OK, False)]
 
 
 def test_the_model_may_name_the_adapter() -> None:

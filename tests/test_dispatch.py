@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,26 @@ def test_a_failure_after_the_first_event_is_passed_on() -> None:
     assert len(bench.transport.streams) == 1
     generation.close()
     assert bench.transport.aborted == []  # the worker has nothing left to abort
+
+
+def test_before_an_end_can_be_seen_its_lease_is_back_and_its_worker_judged() -> None:
+    """Else who asks again at once would come to the same worker."""
+    bench = Bench((chunk(1),), health_interval=100)
+    generation = bench.open()
+    worker = bench.transport.streams[0].worker
+    bench.transport.infos[worker.url] = UNAVAILABLE
+    seen: list[tuple[list[int], bool]] = []
+
+    class Watched(deque[Any]):
+        def append(self, item: Any) -> None:
+            seen.append((bench.in_flight(), worker.available()))
+            super().append(item)
+
+    generation._queue.ready = Watched(generation._queue.ready)
+    bench.transport.streams[0].put(UNAVAILABLE)
+    wait_until(lambda: seen)
+    assert seen == [([0, 0], False)]
+    generation.close()
 
 
 def test_no_worker() -> None:
