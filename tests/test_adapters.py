@@ -17,8 +17,9 @@ from wsgi_router.adapters import Adapters
 from wsgi_router.choices import ENDED
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import State
+from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
+from wsgi_router.workers.worker import Worker
 
 W0, W1 = "grpc://w0:1", "grpc://w1:1"
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
@@ -71,7 +72,7 @@ def test_requests_go_to_the_workers_that_have_it_with_their_own_ids() -> None:
     bench = Listing(*[(chunk(1), None)] * 6, lists={W0: loaded(sql="0a"), W1: loaded(sql="1b", chat="1c")})
     assert bench.adapters.find("m", "sql")
     assert bench.adapters.find("m", "chat")
-    wait_until(lambda: len(bench.asked_of) == 2)
+    wait_until(lambda: all(worker.adapters for worker in bench.pool.workers))
     for adapter in ("sql", "sql", "chat", "chat", "chat", ""):
         generation = bench.open_with(adapter)
         assert collect(generation) == {0: [chunk(1), ENDED]}
@@ -117,6 +118,7 @@ def test_no_request_is_sent_for_an_adapter_that_nobody_is_known_to_have() -> Non
 
 
 def test_lists_are_kept_and_asked_for_anew_when_a_name_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_SECONDS", 1000.0)
     bench = Listing(lists={W0: loaded(sql="0a"), W1: RpcFailure("UNIMPLEMENTED", "no such method")})
     assert bench.asked_of == []
     for _ in range(3):
@@ -132,7 +134,7 @@ def test_lists_are_kept_and_asked_for_anew_when_a_name_is_unknown(monkeypatch: p
 def test_an_old_list_is_asked_for_again_without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Listing(lists={W0: loaded(sql="0a"), W1: loaded()})
     assert bench.adapters.find("m", "sql")
-    wait_until(lambda: len(bench.asked_of) == 2)
+    wait_until(lambda: all(worker.adapters_at > 0 for worker in bench.pool.workers))
     monkeypatch.setattr(module, "FRESH_SECONDS", 0.0)
     bench.lists = {W0: ..., W1: ...}
     bench.hold.clear()
@@ -216,6 +218,23 @@ def test_a_worker_that_was_down_is_asked_again() -> None:
     assert not bench.adapters.find("m", "sql")
 
 
+def test_what_a_worker_had_is_forgotten_before_it_may_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Listing(lists={W0: loaded(sql="0a")}, workers=1, health_interval=100)
+    assert bench.adapters.find("m", "sql")
+    worker = bench.pool.workers[0]
+    seen: list[tuple[Event, bool]] = []
+    note = Worker.note
+
+    def watched(self: Worker, event: Event) -> bool:
+        seen.append((event, bool(self.adapters)))
+        return note(self, event)
+
+    monkeypatch.setattr(Worker, "note", watched)
+    bench.pool.report(worker, Event.CALL_UNREACHABLE)
+    wait_until(worker.available)
+    assert seen[:2] == [(Event.CALL_UNREACHABLE, True), (Event.PROBE_OK, False)]
+
+
 def test_the_model_may_name_the_adapter() -> None:
     bench = Listing(lists={W0: loaded(**{"sql": "0a", "a:b": "0b"}), W1: loaded()})
     resolve = bench.adapters.resolve
@@ -253,6 +272,7 @@ def test_a_slow_worker_delays_a_listing_for_a_moment_only(monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "LISTING_SECONDS", 0.1)
     bench = Listing(lists={W0: ..., W1: loaded(sql="1b")})
     bench.hold.clear()
+    assert bench.adapters.find("m", "sql")
     start = time.monotonic()
     assert list(bench.adapters.listed("m")) == ["sql"]
     assert time.monotonic() - start < 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -119,6 +120,26 @@ def test_a_failure_after_the_first_event_is_passed_on() -> None:
     assert len(bench.transport.streams) == 1
     generation.close()
     assert bench.transport.aborted == []  # the worker has nothing left to abort
+
+
+def test_before_an_end_can_be_seen_its_lease_is_back_and_its_worker_judged() -> None:
+    """Else who asks again at once would come to the same worker."""
+    bench = Bench((chunk(1),), health_interval=100)
+    generation = bench.open()
+    worker = bench.transport.streams[0].worker
+    bench.transport.infos[worker.url] = UNAVAILABLE
+    seen: list[tuple[list[int], bool]] = []
+
+    class Watched(deque[Any]):
+        def append(self, item: Any) -> None:
+            seen.append((bench.in_flight(), worker.available()))
+            super().append(item)
+
+    generation._queue.ready = Watched(generation._queue.ready)
+    bench.transport.streams[0].put(UNAVAILABLE)
+    wait_until(lambda: seen)
+    assert seen == [([0, 0], False)]
+    generation.close()
 
 
 def test_no_worker() -> None:
@@ -366,14 +387,14 @@ def test_a_stream_that_does_not_end_is_cancelled() -> None:
 
 
 def test_a_silent_worker_fails_its_choice() -> None:
-    bench = Bench((chunk(1),), (chunk(2),), token_timeout=0.3, first_token_timeout=0.3)
+    bench = Bench((chunk(1),), (chunk(2),), token_timeout=100, first_token_timeout=100)
     generation = bench.open(choices=2)
     found: list[Any] = []
     deadline = time.monotonic() + 30
     while not found:
         assert time.monotonic() < deadline
-        bench.transport.streams[1].put(chunk(2))  # the other one keeps talking
-        time.sleep(0.02)
+        generation._queue.choices[0].last -= 10  # seconds pass; the other one keeps talking
+        bench.transport.streams[1].put(chunk(2))
         generation.wait(1)
         found = [(index, item) for index, item in generation.take() if isinstance(item, RpcFailure)]
     ((index, failure),) = found
@@ -394,10 +415,14 @@ def test_wait_returns_false_when_nothing_comes() -> None:
 
 def test_a_slow_client_holds_the_worker_back() -> None:
     messages = [chunk(number) for number in range(100)]
-    bench = Bench((*messages, None), queue_size=5, token_timeout=0.2)
+    bench = Bench((*messages, None), queue_size=5, token_timeout=100)
     generation = bench.open()
     stream = bench.transport.streams[0]
-    time.sleep(0.4)  # longer than the token timeout: the silence is ours
+    choice = generation._queue.choices[0]
+    wait_until(lambda: choice.blocked)
+    choice.last -= 1000  # longer than the token timeout: the silence is ours
+    assert generation._queue.expire(time.monotonic()) < 1
+    assert generation._queue.choices
     assert stream.given <= 6
     assert collect(generation) == {0: [*messages, ENDED]}
     generation.close()

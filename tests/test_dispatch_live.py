@@ -141,8 +141,10 @@ def take_some(generation: Generation) -> Generation:
 
 
 def silence_scenario(port: int) -> None:
-    flow = Flow(port, token_timeout=0.4, first_token_timeout=0.5)
+    flow = Flow(port, first_token_timeout=0.5)
     assert seconds(lambda: error_of(lambda: flow.open(WAIT))) < 20
+    flow.assert_idle(1)
+    flow = Flow(port, token_timeout=0.4)
     generation = flow.open(HANG)
     items = collect(generation)[0]
     assert ids_of(items) == [11]
@@ -170,8 +172,9 @@ def fed_backpressure(flow: Flow) -> None:
     options = {"id": "x", "created": 0, "model": "m", "streaming": True, "ignore_eos": True}
     answer = Stream(tokenizer, json.dumps(options).encode())
     generation = flow.dispatcher.open(job(BURST, 600), answer=answer)
-    time.sleep(0.5)  # long enough to fill the queue, and more
-    assert 20 <= answer.stats()["completion_tokens"] <= 100, "not more than the queue and one batch"
+    wait_until(lambda: answer.stats()["completion_tokens"] >= 20)
+    time.sleep(0.5)  # more would come meanwhile
+    assert answer.stats()["completion_tokens"] <= 100, "not more than the queue and one batch"
     taken = b""
     while not generation.exhausted:
         generation.wait(20)
@@ -182,7 +185,8 @@ def fed_backpressure(flow: Flow) -> None:
     flow.assert_idle()
 
 
-def killed_scenario(port: int, pid: int) -> None:
+def killed_scenario(port: int, pid: int, found_down: str) -> None:
+    """Makes the file `found_down` once a new worker may start."""
     flow = Flow(port)
     worker = flow.pool.workers[0]
     generation = take_some(flow.open(SLOW))
@@ -194,6 +198,7 @@ def killed_scenario(port: int, pid: int) -> None:
     assert flow.in_flight() == 0
     wait_until(lambda: not flow.pool.usable(), 5)
     assert error_of(lambda: flow.open(FIVE))
+    Path(found_down).touch()
     wait_until(worker.available, 30)
     collect(flow.open(FIVE))
     flow.assert_idle()
@@ -330,11 +335,12 @@ def test_backpressure(mode: str, worker: Worker) -> None:
 
 
 @both
-def test_killed_midway_and_back_again(mode: str, script: Path) -> None:
+def test_killed_midway_and_back_again(mode: str, script: Path, tmp_path: Path) -> None:
+    down = tmp_path / "down"
     with ThreadPoolExecutor() as executor, Worker("--script", str(script)) as first:
-        scenario = executor.submit(run, mode, killed_scenario, first.port, first.pid)
-        wait_until(lambda: not first.running(), 30)
-        time.sleep(1.5)  # long enough to be found down
+        scenario = executor.submit(run, mode, killed_scenario, first.port, first.pid, str(down))
+        wait_until(lambda: down.exists() or scenario.done(), 60)
+        first.stop()  # reaped
         with Worker("--script", str(script), port=first.port):
             scenario.result(60)
 

@@ -109,6 +109,12 @@ class Worker:
             ids=ids, text=text, chunks=chunks, complete=complete, reason=complete.finish_reason
         )
 
+    def ended(self, request: pb.GenerateRequest) -> Any:
+        """How one of the last requests has ended: finished, cancelled, aborted or failed."""
+        info = self.stub.GetServerInfo(pb.GetServerInfoRequest(), timeout=10).scheduler_info
+        (found,) = [one for one in info["last_requests"] if one["request_id"] == request.request_id]
+        return found["outcome"]
+
     def load(self) -> pb.SchedulerLoad:
         loads: pb.GetLoadsResponse = self.stub.GetLoads(pb.GetLoadsRequest(), timeout=10)
         return loads.loads[0]
@@ -397,7 +403,7 @@ def test_more_requests_than_slots(worker: Worker) -> None:
     with ThreadPoolExecutor(len(prompts)) as pool:
         answers = list(pool.map(lambda text: worker.ask(text, max_new_tokens=16, ignore_eos=True), prompts))
     assert [len(answer.ids) for answer in answers] == [16] * len(prompts)
-    assert worker.load().num_running_reqs == 0
+    wait_for(lambda: worker.load().num_running_reqs == 0, 5)
 
 
 @pytest.mark.parametrize("way", ["cancel", "abort"])
@@ -418,15 +424,20 @@ def test_leaving_frees_the_slot(worker: Worker, way: str) -> None:
     list(waiting)
     for call in calls:
         call.cancel()
-    wait_for(lambda: worker.load().num_running_reqs == 0, 1)
+    wait_for(lambda: worker.load().num_running_reqs == 0, 20)
+    first, *others = (worker.ended(request) for request in requests)
+    assert first == ("cancelled" if way == "cancel" else "aborted")
+    assert others == ["cancelled"] * (SLOTS - 1)
 
 
 def test_leaving_during_the_prompt_frees_the_slot(worker: Worker) -> None:
     worker.stub.FlushCache(common_pb2.FlushCacheRequest(), timeout=10)
-    call = worker.stub.Generate(worker.request(list(range(100, 100 + CONTEXT - 50))))
+    request = worker.request(list(range(100, 100 + CONTEXT - 50)))
+    call = worker.stub.Generate(request)
     wait_for(lambda: worker.load().num_running_reqs == 1, 5)
     call.cancel()
-    wait_for(lambda: worker.load().num_running_reqs == 0, 1)
+    wait_for(lambda: worker.load().num_running_reqs == 0, 20)
+    assert worker.ended(request) == "cancelled"
 
 
 # The process and its files

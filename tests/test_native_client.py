@@ -66,6 +66,7 @@ def cancel_scenario(port: int) -> None:
     call = transport.feed(worker, REQUEST_ID + body([5, 6], 2000), None, 0, LONG, events)
     events.wait_for(1)
     call.close()
+    assert transport.unary(worker, "GetModelInfo", b"", 5)  # told after what was being told at the close
     count = len(events.items)
     time.sleep(0.2)  # events would come meanwhile
     assert len(events.items) == count

@@ -6,7 +6,10 @@ import functools
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,12 +88,35 @@ def test_metrics_made_too_early_get_the_bounds(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(observability, "Metrics", made.append)
     monkeypatch.setattr(observability, "metrics", functools.cache(observability.metrics.__wrapped__))
     monkeypatch.setattr(observability, "_token_bounds", (1.0,))
+    monkeypatch.setattr(observability, "_made", {})
     observability.metrics()
     observability.set_token_bounds((2.0, 3.0))
     observability.metrics()
     observability.set_token_bounds([2.0, 3.0])
     observability.metrics()
     assert made == [(1.0,), (2.0, 3.0)]
+
+
+def test_threads_that_ask_first_get_the_same_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    everybody = threading.Barrier(4)
+    made: list[Sequence[float]] = []
+
+    def slowly(bounds: Sequence[float]) -> object:
+        made.append(bounds)
+        time.sleep(0.05)  # the others ask meanwhile
+        return object()
+
+    monkeypatch.setattr(observability, "Metrics", slowly)
+    monkeypatch.setattr(observability, "metrics", functools.cache(observability.metrics.__wrapped__))
+    monkeypatch.setattr(observability, "_made", {})
+
+    def ask(_number: int) -> Metrics:
+        everybody.wait(20)
+        return observability.metrics()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len({id(found) for found in threads.map(ask, range(4))}) == 1
+    assert len(made) == 1
 
 
 def test_a_record_is_finished_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -140,7 +141,7 @@ def test_the_clock_of_an_answer(client: SchedulerClient) -> None:
         list(stream)
         whole = time.monotonic() - begun
     assert 0.4 <= first < 15
-    assert whole - first >= 0.19
+    assert whole >= 0.6
 
 
 def test_pings_every_second_are_cut_off(worker: Worker) -> None:
@@ -156,12 +157,20 @@ def test_pings_every_second_are_cut_off(worker: Worker) -> None:
     assert "ping" in message.lower()
 
 
+def listens(worker: Worker) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", worker.port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_sigterm_lets_open_streams_finish() -> None:
     with Worker(*FLAGS) as worker, SchedulerClient(worker.port) as client:
         stream = client.Generate(generate_request("a", [115]))
         next(stream)
         worker.send(signal.SIGTERM)
-        time.sleep(0.2)
+        wait_until(lambda: not listens(worker), 5, "the end of listening")
         with SchedulerClient(worker.port) as late:
             assert refused(late.Generate(generate_request("b", [1]), timeout=5))[0] == "UNAVAILABLE"
         assert len(chunk_ids(list(stream))) == 4
@@ -225,8 +234,10 @@ class KvReader(threading.Thread):
         except grpc.RpcError:
             return
 
-    def events(self, kind: str) -> list[Any]:
-        return [getattr(e, kind) for b in self.batches for e in b.events if e.WhichOneof("data") == kind]
+    def events(self, kind: str, batches: Sequence[common_pb2.KvEventBatch] | None = None) -> list[Any]:
+        """Those in `batches`, by default in all that have come so far."""
+        batches = self.batches if batches is None else batches
+        return [getattr(e, kind) for b in batches for e in b.events if e.WhichOneof("data") == kind]
 
 
 def test_prefixes_are_cached_told_and_flushed() -> None:
@@ -271,8 +282,9 @@ def test_a_full_cache_evicts_and_holds_back() -> None:
             prompt = list(range(200 + 40 * number, 230 + 40 * number))
             client.generate(f"r{number}", prompt, sampling={"max_new_tokens": 2})
         wait_until(lambda: events.events("removed"), 5, "removed events")
-        stored = [b.block_hash for e in events.events("stored") for b in e.blocks]
-        removed = [h for e in events.events("removed") for h in e.block_hashes]
+        batches = list(events.batches)
+        stored = [b.block_hash for e in events.events("stored", batches) for b in e.blocks]
+        removed = [h for e in events.events("removed", batches) for h in e.block_hashes]
         assert set(removed) <= set(stored)
         assert len(stored) - len(removed) <= 16
         held = client.Generate(generate_request("held", [105, *range(300, 339)]))
@@ -300,7 +312,7 @@ def test_no_prefix_cache() -> None:
 
 def test_prefill_and_decode_meet() -> None:
     port = free_port()
-    prefill_flags = ("--role", "prefill", "--bootstrap-port", str(port), "--bootstrap-timeout", "1")
+    prefill_flags = ("--role", "prefill", "--bootstrap-port", str(port), "--bootstrap-timeout", "2")
     decode_flags = ("--role", "decode", "--bootstrap-timeout", "3")
     with (
         Worker(*prefill_flags) as prefill,

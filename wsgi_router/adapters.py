@@ -121,11 +121,14 @@ class Adapters:
 
     def _ask_older(self, workers: Iterable[Worker], seconds: float) -> list[_Asking]:
         """Asks the workers whose lists are older, each once at a time; returns the calls without waiting."""
-        now = time.monotonic()
-        return [self._ask(worker) for worker in workers if now - worker.adapters_at > seconds]
+        older = time.monotonic() - seconds
+        return [asking for worker in workers if (asking := self._ask(worker, older)) is not None]
 
-    def _ask(self, worker: Worker) -> _Asking:
+    def _ask(self, worker: Worker, older: float) -> _Asking | None:
+        """The call under way, or a new one if the list was asked for before `older`; else None."""
         with self._lock:
+            if worker.adapters_at >= older:
+                return None
             asking = self._asking.get(worker)
             if asking is not None:
                 return asking
@@ -146,17 +149,19 @@ class Adapters:
             wakeup.wait(left)
 
     def _call(self, worker: Worker, asking: _Asking) -> None:
+        found: dict[str, Adapter] | None = None
         try:
-            worker.adapters = self._list(worker)
-            worker.adapters_at = time.monotonic()
+            found = self._list(worker)
         except RouterError as error:
             asking.error = error.with_traceback(None)
         except Exception as error:
             _LOG.exception("asking %s for its adapters failed", worker.url)
             asking.error = WorkerProtocolError(f"The worker's adapters are unknown: {type(error).__name__}.")
         finally:
-            with self._lock:
+            with self._lock:  # who finds a name may forget the list again, and ask anew
                 del self._asking[worker]
+                if found is not None:
+                    worker.adapters_at, worker.adapters = time.monotonic(), found
             asking.done = True
             for waiter in asking.waiters:
                 waiter.set()

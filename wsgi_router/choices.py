@@ -165,12 +165,14 @@ class Queue:
         with self._lock:
             choice.over = True
             choice.stream = None
+            by_itself = not choice.ended
         self.shared.endings.discard(choice)
-        if self.end(choice, end):
+        if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
                 self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
             else:
                 self.shared.note_end(choice.lease.worker, end)
+        self.end(choice, end)
 
     def put(self, choice: Choice, item: Item) -> None:
         """Takes in what a transport has pushed."""
@@ -208,6 +210,7 @@ class Queue:
 
     def end(self, choice: Choice, last: Ended | RpcFailure | None = None) -> bool:
         """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
+        choice.lease.release()  # before the consumer can see the end
         with self._lock:
             if self.choices.get(choice.index) is not choice:
                 return False
@@ -215,7 +218,6 @@ class Queue:
                 self.ready.append((choice, last))
             del self.choices[choice.index]
             choice.ended = True
-        choice.lease.release()
         if last is not None:
             self.wakeup.set()
         if choice.blocked:

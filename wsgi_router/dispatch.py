@@ -72,6 +72,8 @@ class Generation:
         self._queue = Queue(dispatcher.shared)
         self._client = client
         self.answer = answer
+        self.choices = 0
+        """How many there are, once this is open."""
         self._opening: dict[int, _Opening] = {}  # by the index of the choice
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
@@ -257,6 +259,7 @@ class Dispatcher:
             patience = self._first_token_timeout if streamed else self._answer_timeout
         deadline = time.monotonic() + patience
         generation = Generation(self, client, answer)
+        generation.choices = sum(job.choices for job in jobs)
         try:
             for number, job in enumerate(jobs):
                 index = number * job.choices

@@ -112,6 +112,7 @@ class NativeTransport:
         self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
         self._embed_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
         self._aborts: dict[_Unary, Any] = {}
+        self._aborts_lock = threading.Lock()
         self._closed = False
 
     def feed(
@@ -163,11 +164,13 @@ class NativeTransport:
         events = _Unary(self._forget_abort)
         self._aborts[events] = None
         call = self._net.unary(worker.address, "Abort", request, self._abort_timeout, events)
-        if events in self._aborts:
-            self._aborts[events] = call
+        with self._aborts_lock:
+            if events in self._aborts:  # else it has ended already
+                self._aborts[events] = call
 
     def _forget_abort(self, events: _Unary) -> None:
-        self._aborts.pop(events, None)
+        with self._aborts_lock:
+            self._aborts.pop(events, None)
 
     def forget(self, worker: Worker) -> None:
         self._net.forget(worker.address)

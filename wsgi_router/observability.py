@@ -173,10 +173,18 @@ def set_token_bounds(bounds: Sequence[float]) -> None:
         metrics.cache_clear()
 
 
+_made: dict[Sequence[float], Metrics] = {}
+_making: Final = threading.Lock()
+
+
 @functools.cache
 def metrics() -> Metrics:
     """The metrics of this process."""
-    return Metrics(_token_bounds)
+    with _making:  # threads that ask first at once have to count in the same ones
+        if _token_bounds not in _made:
+            _made.clear()
+            _made[_token_bounds] = Metrics(_token_bounds)
+        return _made[_token_bounds]
 
 
 class RequestRecord:

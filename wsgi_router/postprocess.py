@@ -139,6 +139,16 @@ class _Answer:
             lent.count(self.stream.reclaim())
             lent.send(self.stream.rest())
 
+    def left(self) -> str:
+        """The outcome for a client that has left; it may have had all before the core could tell."""
+        lent, self.lent = self.lent, None
+        if lent is None:
+            return observability.CANCELLED
+        lent.count(self.stream.reclaim())
+        unsent = self.stream.rest() or self.stream.take()
+        whole = len(self.stream.stats()["finish_reasons"]) == self.generation.choices
+        return observability.COMPLETE if whole and not unsent else observability.CANCELLED
+
     def _failure(self, item: bytes | int | Ended) -> RouterError:
         """What the core found wrong with `item`: the worker gave up, or does not keep to the protocol."""
         message = self.stream.failure() or _UNFINISHED
@@ -300,7 +310,7 @@ def _events(answer: _Answer, head: bytes, ping_interval: float, failure: Excepti
         answer.reclaim()
         data += take()
     except (ClientGone, OSError):
-        answer.end(observability.CANCELLED)
+        answer.end(answer.left())
         return
     except Exception as error:
         reason = _as_router_error(error)

@@ -16,7 +16,7 @@ from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
-WAITS: dict[str, Any] = {"first_token_timeout": "2", "health_timeout": "1", "health_interval": "0.5"}
+WAITS: dict[str, Any] = {"first_token_timeout": "4", "health_timeout": "1", "health_interval": "0.5"}
 
 
 @contextlib.contextmanager

@@ -76,6 +76,6 @@ def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     while Bench.made:
         bench = Bench.made.pop()
         bench.pool.close()
-        wait_until(lambda b=bench: sum(b.in_flight()) == 0, 5, f"leases of {bench.pool}")  # type: ignore[misc]
-    wait_until(lambda: live_queues() == 0, 5, "readers ended")
+        wait_until(lambda b=bench: sum(b.in_flight()) == 0, 20, f"leases of {bench.pool}")  # type: ignore[misc]
+    wait_until(lambda: live_queues() == 0, 20, "readers ended")
     assert "waiters=0" in repr(runtime.drain)

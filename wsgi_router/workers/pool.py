@@ -269,8 +269,9 @@ class WorkerPool:
         try:
             card = self._ask(worker)
             self._set_card(worker, card)
-            if worker.note(Event.PROBE_OK):
+            if not worker.available():
                 worker.forget_adapters()  # it may have been started anew
+            if worker.note(Event.PROBE_OK):
                 _LOG.info(
                     "worker %s is up and serves %s", worker.url, observability.printable(card.name, 100)
                 )

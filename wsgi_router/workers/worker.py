@@ -94,13 +94,14 @@ class Worker:
         """Takes an event in; True if the state has changed."""
         if event in ANSWERED:
             self.heard = time.monotonic()
-        before = self.state
-        self.state = after(before, event)
-        return self.state is not before
+        with self._lock:
+            before = self.state
+            self.state = after(before, event)
+            return self.state is not before
 
     def forget_adapters(self) -> None:
         """What it has loaded is in doubt."""
-        self.adapters, self.adapters_at = {}, -math.inf
+        self.adapters_at, self.adapters = -math.inf, {}
 
     def close(self) -> None:
         """It is served no more."""

@@ -253,6 +253,11 @@ impl Worker {
     }
 
     #[cfg(test)]
+    pub fn takes_calls(&self) -> bool {
+        self.lock().links.iter().any(|link| link.is_open())
+    }
+
+    #[cfg(test)]
     pub fn calls(&self) -> usize {
         self.lock().links.iter().map(|link| link.calls.load(Ordering::Relaxed)).sum()
     }

@@ -94,11 +94,11 @@ fn an_answer_that_nobody_takes_holds_its_worker_back_and_no_other() {
     let _slow: Vec<_> = slow
         .iter()
         .zip(0..)
-        .map(|(answer, tag)| client.patient(&server.address, Some(answer), tag, LONG, SHORT * 3))
+        .map(|(answer, tag)| client.patient(&server.address, Some(answer), tag, LONG, PATIENT))
         .collect();
     server.wait(|seen| seen.calls.len() == 5);
     soon(|| slow.iter().all(|answer| answer.lock().is_full(50)));
-    std::thread::sleep(SHORT * 4);
+    std::thread::sleep(PATIENT + SHORT);
     {
         let seen = server.seen.lock().unwrap();
         assert!((0..5).all(|call| seen.sent[&call] < size), "{:?} of {size}", seen.sent);

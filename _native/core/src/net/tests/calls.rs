@@ -111,7 +111,9 @@ fn a_unary_call_tells_the_worker_its_deadline_and_keeps_it() {
     });
     let mut client = Client::new();
     let call = |tag, limit| client.net.unary(&server.address, "HealthCheck", b"", tag, limit).unwrap();
-    let _calls = (call(1, LONG), call(2, SHORT));
+    let _first = call(1, LONG);
+    server.wait(|seen| seen.calls.len() == 1);
+    let _second = call(2, PATIENT);
     assert_eq!(client.end(1).code, OK);
     assert_eq!(client.messages(1), ["healthy"]);
     assert_eq!(client.end(2), Status::new(DEADLINE_EXCEEDED, "Deadline Exceeded"));
@@ -119,7 +121,7 @@ fn a_unary_call_tells_the_worker_its_deadline_and_keeps_it() {
     let seen = server.seen.lock().unwrap();
     assert_eq!(seen.calls[0].uri().path(), "/sglang.grpc.scheduler.SglangScheduler/HealthCheck");
     assert_eq!(seen.calls[0].headers()["grpc-timeout"], "20000m");
-    assert_eq!(seen.calls[1].headers()["grpc-timeout"], "80m");
+    assert_eq!(seen.calls[1].headers()["grpc-timeout"], "1500m");
 }
 
 #[test]

@@ -110,13 +110,14 @@ fn a_worker_that_comes_back_is_found() {
 #[test]
 fn a_connection_that_goes_away_ends_its_calls_well_and_takes_no_others() {
     let server = Server::new(|number| match number {
-        0 => vec![data(b"one"), Step::Order(Order::GoAway), Step::Pause(SHORT * 2), data(b"two"), fine()],
+        0 => vec![data(b"one"), Step::Order(Order::GoAway), Step::Pause(PATIENT), data(b"two"), fine()],
         _ => ping_pong(),
     });
     let mut client = Client::new();
     let _first = client.generate(&server.address, None, 1);
     client.wait(|told| !told.is_empty());
-    std::thread::sleep(SHORT);
+    let worker = client.net.shared.worker(&server.address).unwrap();
+    soon(|| !worker.takes_calls());
     let _second = client.generate(&server.address, None, 2);
     assert_eq!(client.end(2).code, OK);
     assert_eq!(client.end(1).code, OK);
@@ -194,7 +195,7 @@ fn nothing_is_left_of_many_calls() {
     soon(|| Arc::strong_count(&answer) == 1);
     client.net.fetch(&mut client.told);
     let worker = client.net.shared.worker(&server.address).unwrap();
-    assert_eq!((worker.connections(), worker.calls()), (1, 0));
+    soon(|| (worker.connections(), worker.calls()) == (1, 0));
     // The table of workers, and this.
     soon(|| Arc::strong_count(&worker) == 2);
 }

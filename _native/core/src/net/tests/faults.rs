@@ -66,15 +66,15 @@ fn a_reset_has_the_code_of_its_reason() {
 fn a_silent_worker_is_given_up() {
     let server = Server::new(|number| match number {
         0 => vec![Step::Hold],
-        _ => vec![data(&chunk("a")), Step::Pause(SHORT / 2), data(&chunk("b")), Step::Hold],
+        _ => vec![data(&chunk("a")), Step::Pause(SHORT), data(&chunk("b")), Step::Hold],
     });
     let mut client = Client::new();
     let answers = [streamed(), streamed()];
     let _first = client.patient(&server.address, Some(&answers[0]), 1, SHORT, LONG);
     let silence = |words: &str| Status { silent: true, ..Status::new(DEADLINE_EXCEEDED, words) };
     assert_eq!(client.end(1), silence("nothing came for 0.08 seconds"));
-    let _second = client.patient(&server.address, Some(&answers[1]), 2, LONG, SHORT * 3);
-    assert_eq!(client.end(2), silence("nothing came for 0.24 seconds"));
+    let _second = client.patient(&server.address, Some(&answers[1]), 2, LONG, PATIENT);
+    assert_eq!(client.end(2), silence("nothing came for 1.5 seconds"));
     assert_eq!(text(&taken(&answers[1])).0, "ab");
     server.wait(|seen| seen.resets == [Reason::CANCEL; 2]);
 }
@@ -140,7 +140,7 @@ fn what_was_fed_stays_when_the_connection_is_lost() {
 #[test]
 fn a_panic_while_feeding_ends_the_call_and_no_other() {
     let server = Server::new(|number| match number {
-        0 => vec![data(&chunk("a")), Step::Pause(SHORT), data(&chunk("b")), Step::Hold],
+        0 => [data(&chunk("a"))].into_iter().chain(trickle("b")).collect(),
         _ => said(&["fine"]),
     });
     let mut client = Client::new();

@@ -98,7 +98,7 @@ fn a_full_socket_is_told_of_and_the_rest_is_python_s() {
     let answer = streamed();
     let (fd, ours, mut theirs) = pair();
     answer.lend(&mut answer.lock(), fd);
-    let _call = client.patient(&server.address, Some(&answer), 1, LONG, SHORT * 3);
+    let _call = client.patient(&server.address, Some(&answer), 1, LONG, PATIENT);
     assert_eq!(
         client
             .wait(|told| blocked(told).is_some())
@@ -108,7 +108,7 @@ fn a_full_socket_is_told_of_and_the_rest_is_python_s() {
         0
     );
     // The worker is held back; time goes by without a deadline.
-    std::thread::sleep(SHORT * 4);
+    std::thread::sleep(PATIENT + SHORT);
     client.net.fetch(&mut client.told);
     assert_eq!(ended(&client.told, 1), None);
     let size = TEXTS * framed(&chunk(LINE)).len();
@@ -223,7 +223,7 @@ fn sockets_are_lent_and_taken_back_while_they_are_written_to() {
 
 #[test]
 fn a_client_that_is_gone_is_told_of() {
-    let server = Server::new(|_| vec![data(&chunk("a")), Step::Pause(SHORT), data(&chunk("b")), Step::Hold]);
+    let server = Server::new(|_| [data(&chunk("a"))].into_iter().chain(trickle("b")).collect());
     let mut client = Client::new();
     let answer = streamed();
     let (fd, _ours, theirs) = pair();

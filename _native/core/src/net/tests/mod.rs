@@ -30,6 +30,8 @@ use server::Step;
 const LONG: Duration = Duration::from_secs(20);
 /// Long enough for what must not happen.
 const SHORT: Duration = Duration::from_millis(80);
+/// A patience that a worker keeps to on a busy machine, too.
+const PATIENT: Duration = Duration::from_millis(1500);
 
 /// Many of these are more than the windows hold.
 const LINE: &str =
@@ -128,6 +130,11 @@ fn ended(told: &[Event], tag: u64) -> Option<Status> {
         What::Ended(status) if event.tag == tag => Some(status.clone()),
         _ => None,
     })
+}
+
+/// More and more of this, far apart.
+fn trickle(text: &str) -> impl Iterator<Item = Step> {
+    (0..200).flat_map(move |_| [Step::Pause(SHORT), data(&chunk(text))])
 }
 
 fn tokenizer() -> Arc<Tokenizer> {
