@@ -52,11 +52,12 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: loads what the processes share, and makes room for their metrics."""
-    from wsgi_router import native
+    from wsgi_router import native, tls
 
     _end_young_processes_at_once()
     _make_metrics_directory()
     try:
+        tls.preload(_settings)
         native.preload_tokenizer(_settings)
     except settings.SettingsError as error:
         on_exit(server)
@@ -89,9 +90,10 @@ def _end_young_processes_at_once() -> None:
 
 def on_reload(_server: Any) -> None:
     """The files may have changed."""
-    from wsgi_router import native
+    from wsgi_router import native, tls
 
     native.forget_preloaded()
+    tls.forget_preloaded()
 
 
 def _make_metrics_directory() -> None:

@@ -11,7 +11,8 @@ from typing import Final
 
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
-_SCHEME: Final = "grpc://"
+_SCHEMES: Final = {"grpc": False, "grpcs": True}
+"""Those of workers' URLs, and whether they mean TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +48,12 @@ class Worker:
     """A worker's address, state and requests in flight."""
 
     def __init__(self, url: str) -> None:
-        if not url.startswith(_SCHEME):
-            raise ValueError(f"worker {url!r} must be grpc://HOST:PORT")
+        scheme, _, address = url.partition("://")
+        if scheme not in _SCHEMES or not address:
+            raise ValueError(f"worker {url!r} must be grpc://HOST:PORT or grpcs://HOST:PORT")
         self.url = url
-        self.address = url.removeprefix(_SCHEME)
+        self.address = address
+        self.tls = _SCHEMES[scheme]
         self.state = State.UNKNOWN
         self.card: ModelCard | None = None
         self.in_flight = 0
