@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use super::Options;
 use super::io::{Io, dial};
 use super::status::{Status, UNAVAILABLE};
-use super::tls::Tls;
+use super::tls::{Doubt, Tls};
 
 /// How long a failed attempt stands for the next ones.
 const FAILURE_HOLDS: Duration = Duration::from_millis(200);
@@ -233,14 +233,12 @@ impl Worker {
     /// A connection whose worker has answered: its settings are known by then.
     async fn attempt(self: &Arc<Self>) -> Result<Arc<Link>, String> {
         let socket = dial(&self.address).await.map_err(|error| error.to_string())?;
-        let io = match &self.tls {
+        let (io, doubt) = match &self.tls {
             Some(tls) => tls.encrypt(socket, tls.name(&self.host)).await?,
-            None => Io::Plain(socket),
+            None => (Io::Plain(socket), Doubt::Plain),
         };
-        let (sender, connection, pings) = greet(io).await.map_err(|error| match &self.tls {
-            Some(_) => error,
-            None => format!("{error} (if the worker speaks TLS, its URL begins with grpcs://)"),
-        })?;
+        let spoken = greet(io).await;
+        let (sender, connection, pings) = spoken.map_err(|error| doubt.explain(error))?;
         let closed = Arc::new(AtomicBool::new(false));
         let driving = drive(connection, Arc::clone(&closed), Arc::downgrade(self));
         let link = Arc::new(Link {

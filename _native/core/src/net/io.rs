@@ -13,49 +13,34 @@ use super::tls;
 
 pub enum Io {
     Plain(TcpStream),
-    Tls(Box<TlsIo>),
+    Tls(Box<TlsStream<TcpStream>>),
 }
 
-pub struct TlsIo {
-    pub stream: TlsStream<TcpStream>,
-    /// We have a certificate of our own.
-    pub known: bool,
+/// HTTP/2 keeps only an error's words, so it gets those that are of use.
+fn told<T>(outcome: io::Result<T>) -> io::Result<T> {
+    outcome.map_err(tls::words)
 }
 
-impl TlsIo {
-    /// HTTP/2 keeps only an error's words, so it gets ours.
-    fn told<T>(&self, outcome: io::Result<T>) -> io::Result<T> {
-        outcome.map_err(|error| match tls::words(&error, self.known) {
-            Some(words) => io::Error::new(error.kind(), words),
-            None => error,
-        })
-    }
-
-    /// A worker that refuses us says so and leaves; then a write fails for no reason of its own.
-    fn last_words(&mut self, context: &mut Context, error: io::Error) -> io::Error {
-        let mut byte = [0];
-        match Pin::new(&mut self.stream).poll_read(context, &mut ReadBuf::new(&mut byte)) {
-            Poll::Ready(Err(reason)) if tls::words(&reason, self.known).is_some() => reason,
-            _ => error,
-        }
-    }
-
-    fn written<T>(&mut self, context: &mut Context, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        outcome.map(|outcome| match outcome {
-            Ok(done) => Ok(done),
-            Err(error) => {
-                let error = self.last_words(context, error);
-                self.told(Err(error))
-            }
-        })
-    }
+/// A worker that refuses us may say so and leave; then it is a write that fails, for no reason of its own.
+fn written<T>(
+    stream: &mut TlsStream<TcpStream>,
+    context: &mut Context,
+    outcome: Poll<io::Result<T>>,
+) -> Poll<io::Result<T>> {
+    let Poll::Ready(Err(error)) = outcome else { return outcome };
+    let mut byte = [0];
+    let error = match Pin::new(stream).poll_read(context, &mut ReadBuf::new(&mut byte)) {
+        Poll::Ready(Err(reason)) => reason,
+        _ => error,
+    };
+    Poll::Ready(told(Err(error)))
 }
 
 impl AsyncRead for Io {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context, out: &mut ReadBuf) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_read(context, out),
-            Self::Tls(tls) => Pin::new(&mut tls.stream).poll_read(context, out).map(|read| tls.told(read)),
+            Self::Tls(stream) => Pin::new(stream).poll_read(context, out).map(told),
         }
     }
 }
@@ -64,9 +49,9 @@ impl AsyncWrite for Io {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context, data: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_write(context, data),
-            Self::Tls(tls) => {
-                let written = Pin::new(&mut tls.stream).poll_write(context, data);
-                tls.written(context, written)
+            Self::Tls(stream) => {
+                let done = Pin::new(&mut *stream).poll_write(context, data);
+                written(stream, context, done)
             }
         }
     }
@@ -78,9 +63,9 @@ impl AsyncWrite for Io {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_write_vectored(context, data),
-            Self::Tls(tls) => {
-                let written = Pin::new(&mut tls.stream).poll_write_vectored(context, data);
-                tls.written(context, written)
+            Self::Tls(stream) => {
+                let done = Pin::new(&mut *stream).poll_write_vectored(context, data);
+                written(stream, context, done)
             }
         }
     }
@@ -88,16 +73,16 @@ impl AsyncWrite for Io {
     fn is_write_vectored(&self) -> bool {
         match self {
             Self::Plain(socket) => socket.is_write_vectored(),
-            Self::Tls(tls) => tls.stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_flush(context),
-            Self::Tls(tls) => {
-                let flushed = Pin::new(&mut tls.stream).poll_flush(context);
-                tls.written(context, flushed)
+            Self::Tls(stream) => {
+                let done = Pin::new(&mut *stream).poll_flush(context);
+                written(stream, context, done)
             }
         }
     }
@@ -105,7 +90,7 @@ impl AsyncWrite for Io {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_shutdown(context),
-            Self::Tls(tls) => Pin::new(&mut tls.stream).poll_shutdown(context),
+            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

@@ -3,21 +3,25 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use chrono::DateTime;
+use rustls::client::{ResolvesClientCert, Resumption};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore};
+use rustls::sign::CertifiedKey;
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, SignatureScheme};
 use serde::Deserialize;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, rustls};
 
-use super::io::{Io, TlsIo};
+use super::io::Io;
 use super::trust::Verifier;
 use crate::error::{Code, Error, Result};
 
 const PROTOCOL: &[u8] = b"h2";
+const NO_HTTP2: &str = "the worker does not offer HTTP/2 (ALPN h2)";
 
 /// What the transport needs to know for TLS; all texts are PEM.
 #[derive(Clone, Default, Deserialize)]
@@ -50,8 +54,6 @@ pub struct Tls {
     config: Arc<ClientConfig>,
     /// In place of the host of a worker's URL.
     name: Option<String>,
-    /// We can say who we are.
-    known: bool,
 }
 
 impl Tls {
@@ -72,8 +74,7 @@ impl Tls {
             Some(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
             None => builder.with_root_certificates(RootCertStore::empty()),
         };
-        let known = !options.certificate.is_empty();
-        let mut config = if known {
+        let mut config = if !options.certificate.is_empty() {
             let chain =
                 certificates(&options.certificate).map_err(|error| refused("worker_cert_file", error))?;
             let key = PrivateKeyDer::from_pem_slice(options.key.as_bytes());
@@ -84,11 +85,13 @@ impl Tls {
             builder.with_no_client_auth()
         };
         config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        // Connections are few and long; each proves anew who is there.
+        config.resumption = Resumption::disabled();
         let name = Some(options.server_name.clone()).filter(|name| !name.is_empty());
         if let Some(name) = &name {
             server_name(name).ok_or_else(|| refused("worker_tls_server_name", "it is no host's name"))?;
         }
-        Ok(Self { config: Arc::new(config), name, known })
+        Ok(Self { config: Arc::new(config), name })
     }
 
     /// The name that a worker at `host` has to prove.
@@ -102,19 +105,77 @@ impl Tls {
     }
 
     /// Makes a connection an encrypted one, to the worker that bears `name`. Errors: words.
-    pub async fn encrypt(&self, socket: TcpStream, name: &str) -> std::result::Result<Io, String> {
+    pub async fn encrypt(&self, socket: TcpStream, name: &str) -> std::result::Result<(Io, Doubt), String> {
         let expected = server_name(name).ok_or_else(|| format!("{name:?} is no host's name"))?;
-        let connector = TlsConnector::from(Arc::clone(&self.config));
-        let stream = connector.connect(expected, socket).await;
-        let stream = stream.map_err(|error| self.words(&error).unwrap_or_else(|| error.to_string()))?;
+        let passport = Arc::new(Passport::new(Arc::clone(&self.config.client_auth_cert_resolver)));
+        let mut config = ClientConfig::clone(&self.config);
+        config.client_auth_cert_resolver = Arc::clone(&passport) as Arc<dyn ResolvesClientCert>;
+        let stream = TlsConnector::from(Arc::new(config)).connect(expected, socket).await;
+        let doubt = passport.doubt();
+        let stream = stream.map_err(|error| match of_worker(&error) {
+            true => doubt.explain(words(error).to_string()),
+            false => words(error).to_string(),
+        })?;
         if stream.get_ref().1.alpn_protocol() != Some(PROTOCOL) {
-            return Err("the worker does not offer HTTP/2 (ALPN h2)".to_owned());
+            return Err(NO_HTTP2.to_owned());
         }
-        Ok(Io::Tls(Box::new(TlsIo { stream, known: self.known })))
+        Ok((Io::Tls(Box::new(stream)), doubt))
+    }
+}
+
+/// What may be the reason when a worker leaves without a word, or with few.
+#[derive(Clone, Copy, Debug)]
+pub enum Doubt {
+    None,
+    /// It may expect TLS.
+    Plain,
+    /// It has asked who we are: we have no certificate.
+    Unknown,
+    /// It has asked who we are, and got our certificate.
+    Known,
+}
+
+impl Doubt {
+    /// Adds itself to an error's words.
+    pub fn explain(self, error: String) -> String {
+        match self {
+            Self::None => error,
+            Self::Plain => format!("{error} (if the worker speaks TLS, its URL begins with grpcs://)"),
+            Self::Unknown => format!("the worker wants a client certificate: {error}"),
+            Self::Known => format!("the worker may not accept our certificate: {error}"),
+        }
+    }
+}
+
+/// Our certificate, and whether it was asked for: some workers close the connection without a reason.
+#[derive(Debug)]
+struct Passport {
+    own: Arc<dyn ResolvesClientCert>,
+    asked: AtomicBool,
+}
+
+impl Passport {
+    fn new(own: Arc<dyn ResolvesClientCert>) -> Self {
+        Self { own, asked: AtomicBool::new(false) }
     }
 
-    fn words(&self, error: &io::Error) -> Option<String> {
-        words(error, self.known)
+    fn doubt(&self) -> Doubt {
+        match (self.asked.load(Ordering::Relaxed), self.own.has_certs()) {
+            (false, _) => Doubt::None,
+            (true, false) => Doubt::Unknown,
+            (true, true) => Doubt::Known,
+        }
+    }
+}
+
+impl ResolvesClientCert for Passport {
+    fn resolve(&self, hints: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.asked.store(true, Ordering::Relaxed);
+        self.own.resolve(hints, schemes)
+    }
+
+    fn has_certs(&self) -> bool {
+        self.own.has_certs()
     }
 }
 
@@ -137,15 +198,30 @@ fn server_name(host: &str) -> Option<ServerName<'static>> {
     }
 }
 
-/// What an error of TLS means; None if it is another. `known`: we have a certificate.
-pub fn words(error: &io::Error, known: bool) -> Option<String> {
-    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
-    Some(match error {
-        rustls::Error::InvalidCertificate(reason) => of_certificate(reason),
-        rustls::Error::AlertReceived(alert) => of_alert(*alert, known),
-        rustls::Error::InvalidMessage(_) => format!("the worker does not speak TLS ({error})"),
-        other => format!("TLS failed: {other}"),
-    })
+/// Whether the worker has ended the handshake, not we.
+fn of_worker(error: &io::Error) -> bool {
+    match inner(error) {
+        Some(error) => matches!(error, rustls::Error::AlertReceived(_)),
+        None => true,
+    }
+}
+
+fn inner(error: &io::Error) -> Option<&rustls::Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Gives an error of TLS words that say what to do about it; others stay as they are.
+pub fn words(error: io::Error) -> io::Error {
+    let text = match inner(&error) {
+        Some(rustls::Error::InvalidCertificate(reason)) => of_certificate(reason),
+        Some(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)) => NO_HTTP2.to_owned(),
+        Some(rustls::Error::AlertReceived(alert)) => format!("the worker ended TLS: {alert:?}"),
+        Some(rustls::Error::InvalidMessage(reason)) => format!("the worker does not speak TLS ({reason:?})"),
+        Some(other) => format!("TLS failed: {other}"),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => "the worker closed the connection".to_owned(),
+        None => return error,
+    };
+    io::Error::new(error.kind(), text)
 }
 
 fn of_certificate(reason: &CertificateError) -> String {
@@ -163,40 +239,20 @@ fn of_certificate(reason: &CertificateError) -> String {
         CertificateError::NotValidForName => format!("{WHOSE} is for another name"),
         CertificateError::NotValidForNameContext { expected, presented } => {
             let expected = expected.to_str();
+            let names: Vec<_> = presented.iter().map(|name| plain(name)).collect();
             match presented.is_empty() {
                 true => format!("{WHOSE} is not for {expected}: it has no subjectAltName"),
-                false => format!("{WHOSE} is not for {expected}, but for {}", presented.join(", ")),
+                false => format!("{WHOSE} is not for {expected}, but for {}", names.join(", ")),
             }
         }
         other => format!("{WHOSE} cannot be trusted: {other}"),
     }
 }
 
-fn of_alert(alert: AlertDescription, known: bool) -> String {
-    use AlertDescription as A;
-    let refused = matches!(
-        alert,
-        A::CertificateRequired
-            | A::NoCertificate
-            | A::BadCertificate
-            | A::UnsupportedCertificate
-            | A::CertificateRevoked
-            | A::CertificateExpired
-            | A::CertificateUnknown
-            | A::UnknownCA
-            | A::AccessDenied
-    );
-    match alert {
-        _ if refused && known => format!("the worker refuses our certificate ({alert:?})"),
-        _ if refused => format!("the worker wants a client certificate ({alert:?})"),
-        // TLS 1.2 has no word of its own for a certificate that is missing.
-        A::HandshakeFailure if !known => {
-            "the worker refuses to speak TLS with us; it may want a client certificate (HandshakeFailure)"
-                .to_owned()
-        }
-        A::NoApplicationProtocol => "the worker does not offer HTTP/2 (ALPN h2)".to_owned(),
-        _ => format!("the worker ended TLS: {alert:?}"),
-    }
+/// A name as rustls shows it, such as `DnsName("worker")`.
+fn plain(name: &str) -> &str {
+    let inner = name.split_once('(').and_then(|(_, name)| name.strip_suffix(')'));
+    inner.unwrap_or(name).trim_matches('"')
 }
 
 fn date(time: UnixTime) -> String {
@@ -206,4 +262,78 @@ fn date(time: UnixTime) -> String {
         || format!("second {}", time.as_secs()),
         |date| date.format("%Y-%m-%d %H:%M:%S UTC").to_string(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::trust::tests::PEM;
+
+    fn error_of(options: Options) -> (String, String) {
+        let error = Tls::new(&options).err().unwrap();
+        assert_eq!(error.code, Code::Load);
+        (error.param, error.message)
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_told_at_its_setting() {
+        assert!(Tls::new(&Options::default()).is_ok());
+        let roots = PEM.replace("MII", "AAA");
+        assert_eq!(error_of(Options { roots, pinned: true, ..Options::default() }).0, "worker_ca_file");
+        assert_eq!(error_of(Options { pinned: true, ..Options::default() }).0, "worker_ca_file");
+        let broken = "-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n";
+        assert_eq!(error_of(Options { roots: broken.to_owned(), ..Options::default() }).0, "worker_ca_file");
+        let certificate = PEM.to_owned();
+        assert_eq!(error_of(Options { certificate, ..Options::default() }).0, "worker_key_file");
+        let server_name = "a name".to_owned();
+        assert_eq!(error_of(Options { server_name, ..Options::default() }).0, "worker_tls_server_name");
+    }
+
+    #[test]
+    fn broken_certificates_of_the_system_are_passed_over() {
+        let roots = format!("{}{PEM}", PEM.replace("MII", "AAA"));
+        assert!(Tls::new(&Options { roots, ..Options::default() }).is_ok());
+    }
+
+    #[test]
+    fn the_key_is_not_shown() {
+        let options = Options { key: "secret".to_owned(), ..Options::default() };
+        assert!(!format!("{options:?}").contains("secret"));
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses() {
+        assert!(matches!(server_name("worker.example"), Some(ServerName::DnsName(_))));
+        assert!(matches!(server_name("10.0.0.5"), Some(ServerName::IpAddress(_))));
+        assert!(matches!(server_name("[::1]"), Some(ServerName::IpAddress(_))));
+        assert!(server_name("[worker]").is_none());
+    }
+
+    fn said(error: rustls::Error) -> String {
+        words(io::Error::other(error)).to_string()
+    }
+
+    #[test]
+    fn errors_say_what_is_wrong() {
+        let of = |reason: CertificateError| said(reason.into());
+        let time = UnixTime::since_unix_epoch(std::time::Duration::from_secs(1_767_225_600));
+        let date = "2026-01-01 00:00:00 UTC";
+        assert_eq!(
+            of(CertificateError::ExpiredContext { time, not_after: time }),
+            format!("the worker's certificate has expired, on {date}")
+        );
+        assert_eq!(
+            of(CertificateError::NotValidYetContext { time, not_before: time }),
+            format!("the worker's certificate is not valid yet, but from {date}")
+        );
+        let expected = server_name("worker.example").unwrap();
+        assert_eq!(
+            of(CertificateError::NotValidForNameContext { expected, presented: vec![] }),
+            "the worker's certificate is not for worker.example: it has no subjectAltName"
+        );
+        assert_eq!(of(CertificateError::Revoked), "the worker's certificate cannot be trusted: Revoked");
+        assert_eq!(said(rustls::Error::AlertReceived(AlertDescription::NoApplicationProtocol)), NO_HTTP2);
+        let other = io::Error::from(io::ErrorKind::ConnectionReset);
+        assert_eq!(words(other).kind(), io::ErrorKind::ConnectionReset);
+    }
 }

@@ -157,3 +157,99 @@ fn time(tag: u8, content: &[u8]) -> Option<UnixTime> {
     // Whatever was before 1970 is over.
     Some(UnixTime::since_unix_epoch(std::time::Duration::from_secs(u64::try_from(seconds).unwrap_or(0))))
 }
+
+#[cfg(test)]
+pub mod tests {
+    use std::time::Duration;
+
+    use rustls::crypto::ring::default_provider;
+    use rustls::pki_types::pem::PemObject;
+
+    use super::*;
+
+    /// A CA's certificate for worker.example that signs itself, valid from 2026 (a UTCTime) to 2051 (the other kind).
+    pub const PEM: &str = "-----BEGIN CERTIFICATE-----
+MIIBTzCB96ADAgECAgEBMAoGCCqGSM49BAMCMBkxFzAVBgNVBAMMDndvcmtlci5l
+eGFtcGxlMCAXDTI2MDEwMTAwMDAwMFoYDzIwNTEwMTAxMDAwMDAwWjAZMRcwFQYD
+VQQDDA53b3JrZXIuZXhhbXBsZTBZMBMGByqGSM49AgEGCCqGSM49AwEHA0IABBec
+9ASaWZa/jFECVqF4euvgWIDLCuujMc7U2esPKr6/fuMgOlGNGBymT8cOS5cW+gbK
+Q9oRRDA4mU6M/osR+sijLjAsMA8GA1UdEwEB/wQFMAMBAf8wGQYDVR0RBBIwEIIO
+d29ya2VyLmV4YW1wbGUwCgYIKoZIzj0EAwIDRwAwRAIgKWIBSgwu4KTNnpagJeDE
+zdeBKk8zWdleiRfUO925lP4CIG2qoz58z609q/5YOqYLGU32rTgRqnr0sF6AFrMl
+HmPA
+-----END CERTIFICATE-----
+";
+    const FROM: u64 = 1_767_225_600;
+    const TO: u64 = 2_556_144_000;
+
+    fn certificate() -> CertificateDer<'static> {
+        CertificateDer::from_pem_slice(PEM.as_bytes()).unwrap()
+    }
+
+    fn at(seconds: u64) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+    }
+
+    fn verdict(pinned: bool, name: &'static str, seconds: u64) -> Result<ServerCertVerified, Error> {
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate()).unwrap();
+        let pinned = if pinned { vec![certificate()] } else { Vec::new() };
+        let verifier = Verifier::new(roots, pinned, Arc::new(default_provider())).unwrap();
+        let name = ServerName::try_from(name).unwrap();
+        verifier.verify_server_cert(&certificate(), &[], &name, &[], at(seconds))
+    }
+
+    #[test]
+    fn a_certificate_of_the_file_is_trusted_for_its_name_and_time() {
+        assert!(verdict(true, "worker.example", FROM).is_ok());
+        assert!(verdict(true, "worker.example", TO).is_ok());
+        let wrong = |name, seconds| match verdict(true, name, seconds).unwrap_err() {
+            Error::InvalidCertificate(reason) => reason,
+            other => panic!("{other}"),
+        };
+        assert!(matches!(wrong("worker.example", FROM - 1), CertificateError::NotValidYetContext { .. }));
+        assert!(matches!(wrong("worker.example", TO + 1), CertificateError::ExpiredContext { .. }));
+        assert!(matches!(wrong("other.example", FROM), CertificateError::NotValidForNameContext { .. }));
+    }
+
+    #[test]
+    fn a_ca_of_the_system_is_no_worker() {
+        assert!(verdict(false, "worker.example", FROM).is_err());
+    }
+
+    #[test]
+    fn the_time_of_validity_is_read() {
+        assert_eq!(validity(&certificate()), Some((at(FROM), at(TO))));
+    }
+
+    #[test]
+    fn a_certificate_cut_anywhere_is_none() {
+        let whole = certificate();
+        for end in 0..whole.len() {
+            assert_eq!(validity(&whole[..end]), None, "{end}");
+        }
+        for place in 0..whole.len().min(120) {
+            let mut bent = whole.to_vec();
+            for value in [0, 0x7f, 0x80, 0x84, 0xff] {
+                bent[place] = value;
+                // It may read as another time, but it ends.
+                let _ = validity(&bent);
+            }
+        }
+    }
+
+    #[test]
+    fn times_are_of_two_kinds() {
+        let seconds = |tag, text: &str| time(tag, text.as_bytes()).map(|time| time.as_secs());
+        assert_eq!(seconds(UTC_TIME, "700101000001Z"), Some(1));
+        assert_eq!(seconds(UTC_TIME, "500101000000Z"), Some(0));
+        assert_eq!(seconds(UTC_TIME, "491231235959Z"), Some(2_524_607_999));
+        assert_eq!(seconds(GENERALIZED_TIME, "99991231235959Z"), Some(253_402_300_799));
+        for wrong in
+            ["", "Z", "7001010000Z", "700101000000", "701301000000Z", "70010100000+Z", "7\u{e9}0101000000Z"]
+        {
+            assert_eq!(seconds(UTC_TIME, wrong), None, "{wrong}");
+        }
+        assert_eq!(seconds(INTEGER, "700101000000Z"), None);
+    }
+}
