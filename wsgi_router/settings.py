@@ -178,21 +178,25 @@ class Settings:
     workers: tuple[str, ...] = _row(
         (),
         _worker_urls,
-        "Workers' addresses, grpc://HOST:PORT, or grpcs:// with TLS, separated by commas. They may come up later.",
+        "Workers' addresses, separated by commas: grpc://HOST:PORT, or grpcs:// for TLS. They may come up later.",
     )
     worker_ca_file: str = _row(
         "",
         _text,
-        "PEM file with the certificates that sign those of grpcs:// workers. Empty: the system's authorities.",
+        "PEM file of those who sign the certificates of grpcs:// workers. Empty: the system's authorities.",
     )
     worker_cert_file: str = _row(
-        "", _text, "PEM file with the certificate, and its chain, that the router shows to grpcs:// workers (mTLS)."
+        "",
+        _text,
+        "PEM file with the certificate, and its chain, that the router shows to grpcs:// workers (mTLS).",
     )
     worker_key_file: str = _row(
         "", _text, "PEM file with the key of `WORKER_CERT_FILE`, not encrypted. Both or neither."
     )
     worker_tls_server_name: str = _row(
-        "", _host_name, "Name that grpcs:// workers' certificates bear. Empty: the host in each one's address."
+        "",
+        _host_name,
+        "Name that grpcs:// workers' certificates bear. Empty: the host in each one's address.",
     )
     tokenizer_path: str = _row(
         "",

@@ -1,6 +1,6 @@
 """TLS to the workers: the certificates that the settings name, read and checked once for both transports.
 
-They are read before the fork, and anew on SIGHUP; a process that is replaced in between uses those of the others.
+They are read before the fork, and anew on SIGHUP; a process that is replaced in between has the others' ones.
 """
 
 from __future__ import annotations

@@ -125,7 +125,9 @@ def configure(options: argparse.Namespace) -> SimulatorConfig:
 
 def tls(options: argparse.Namespace) -> Any:
     """gRPC's server credentials, None without TLS. ValueError for options or files that cannot be used."""
-    if (options.tls_cert is None) != (options.tls_key is None) or (options.tls_client_ca and not options.tls_key):
+    if (options.tls_cert is None) != (options.tls_key is None) or (
+        options.tls_client_ca and not options.tls_key
+    ):
         raise ValueError("--tls-cert and --tls-key belong together, and --tls-client-ca to both")
     if options.tls_cert is None:
         return None

@@ -157,9 +157,9 @@ pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEv
     });
 }
 
-/// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed to it as of `choice`; without
-/// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
-/// between messages; 0: for ever.
+/// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
+/// to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
+/// the first message, `token_ms` between messages; 0: for ever.
 ///
 /// # Safety
 /// See the module's conventions. The stream may be freed before the call.
