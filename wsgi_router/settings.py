@@ -178,7 +178,7 @@ class Settings:
     workers: tuple[str, ...] = _row(
         (),
         _worker_urls,
-        "Workers' addresses, separated by commas: grpc://HOST:PORT, or grpcs:// for TLS. They may come up later.",
+        "Workers' addresses, grpc://HOST:PORT or grpcs://, separated by commas. They may come up later.",
     )
     worker_ca_file: str = _row(
         "",
