@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -62,7 +63,7 @@ def test_what_cannot_be_used_is_one_line_that_names_it(
     der = ssl.PEM_cert_to_DER_cert(authority.file.read_text())
     cut = authority.file.read_bytes().replace(b"MII", b"MI")
     openssl, pkcs8 = serialization.PrivateFormat.TraditionalOpenSSL, serialization.PrivateFormat.PKCS8
-    cases = (
+    cases: tuple[tuple[dict[str, Any], str], ...] = (
         ({"worker_ca_file": "/no/such.pem"}, "WORKER_CA_FILE: cannot read /no/such.pem: No such file"),
         ({"worker_ca_file": str(tmp_path)}, f"WORKER_CA_FILE: cannot read {tmp_path}: Is a directory"),
         ({"worker_ca_file": written("der", der)}, "der holds no certificate in PEM"),

@@ -24,7 +24,7 @@ class Pair:
         flags = ("--tls-cert", str(self.certificate), "--tls-key", str(self.key))
         return flags if client_ca is None else (*flags, "--tls-client-ca", str(client_ca))
 
-    def settings(self) -> dict[str, str]:
+    def settings(self) -> dict[str, Any]:
         """The router's, as a client of workers."""
         return {"worker_cert_file": str(self.certificate), "worker_key_file": str(self.key)}
 
