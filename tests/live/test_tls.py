@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,61 +53,56 @@ def answered(router: Router, word: str, client: httpx.Client | None = None) -> t
     return plain(post(router.url + URL, json=body, timeout=30))
 
 
+@pytest.fixture(scope="module")
+def in_the_clear(worker: Worker) -> dict[str, Any]:
+    """What is answered where nothing is encrypted."""
+    with Router(worker.url) as router:
+        router.wait_serving()
+        return {word: answered(router, word) for word in ("say-text", "speak-fast")}
+
+
+def assert_the_same(router: Router, in_the_clear: dict[str, Any], client: httpx.Client | None = None) -> None:
+    for word, expected in in_the_clear.items():
+        status, _, text = answer = answered(router, word, client)
+        assert answer == expected
+        assert status == 200
+        assert text.endswith("data: [DONE]\n\n")
+    assert text.count("data: ") > 250
+    assert "Traceback" not in router.output()
+
+
 @pytest.mark.parametrize("way", ["lent", "grpcio"])
 def test_encrypted_workers_answer_with_the_same_bytes(
-    worker: Worker, flags: tuple[str, ...], authority: Authority, server: Pair, way: str
+    in_the_clear: dict[str, Any], flags: tuple[str, ...], authority: Authority, server: Pair, way: str
 ) -> None:
-    client = authority.issue("router@example.org").settings()
+    trusting = {"worker_ca_file": str(authority.file), **authority.issue("router@example.org").settings()}
     with (
-        Worker(*flags, *server.flags(authority.file)) as encrypted,
-        Router(worker.url, **WAYS[way]) as open_one,
-        Router(encrypted.url, worker_ca_file=str(authority.file), **client, **WAYS[way]) as router,
+        Worker(*flags, *server.flags(authority.file)) as worker,
+        Router(worker.url, **trusting, **WAYS[way]) as router,
     ):
-        assert encrypted.url.startswith("grpcs://")
+        assert worker.url.startswith("grpcs://")
         router.wait_serving()
-        open_one.wait_serving()
-        for word in ("say-text", "speak-fast"):
-            answer = answered(router, word)
-            assert answer == answered(open_one, word)
-            assert answer[0] == 200
-            assert answer[2].endswith("data: [DONE]\n\n")
-        assert answer[2].count("data: ") > 250
-        assert "Traceback" not in router.output()
+        assert_the_same(router, in_the_clear)
 
 
 def test_certificates_are_read_anew_on_a_reload(flags: tuple[str, ...], tmp_path: Path) -> None:
     before, after = Authority(tmp_path, "before"), Authority(tmp_path, "after")
     trusted = tmp_path / "trusted.pem"
     trusted.write_bytes(before.file.read_bytes())
-    router = Router(worker_ca_file=str(trusted), health_interval="0.2")
-    with Worker(*flags, *before.issue("127.0.0.1").flags()) as worker:
-        router.environment["WSGI_ROUTER_WORKERS"] = worker.url
-        router.start()
-        try:
-            router.wait_serving()
-        except BaseException:
-            router.stop()
-            raise
-    with router_running(router), Worker(*flags, *after.issue("127.0.0.1").flags(), port=worker.port):
-        words = f"{worker.url} is down: UNAVAILABLE: connect to 127.0.0.1:{worker.port} failed: "
-        wait_until(lambda: words in router.output(), 20, "a worker that is down")
-        assert router.status("/readiness") == 503
-        trusted.write_bytes(before.file.read_bytes() + after.file.read_bytes())
-        router.send(signal.SIGHUP)
-        wait_until(lambda: router.status("/readiness") == 200, 30, "readiness 200")
-        assert answered(router, "say-text")[0] == 200
-
-
-def router_running(router: Router) -> Any:
-    """Stops a router that was started."""
-
-    class Running:
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *error: Any) -> None:
-            router.__exit__(*error)
-
-    return Running()
+    with (
+        Worker(*flags, *before.issue("127.0.0.1").flags()) as worker,
+        Router(worker.url, worker_ca_file=str(trusted), health_interval="0.2") as router,
+    ):
+        router.wait_serving()
+        worker.stop()
+        with Worker(*flags, *after.issue("127.0.0.1").flags(), port=worker.port):
+            wait_until(lambda: router.status("/readiness") == 503, 20, "readiness 503")
+            time.sleep(1)  # it is asked several times meanwhile
+            assert router.status("/readiness") == 503
+            trusted.write_bytes(before.file.read_bytes() + after.file.read_bytes())
+            router.send(signal.SIGHUP)
+            wait_until(lambda: router.status("/readiness") == 200, 30, "readiness 200")
+            assert answered(router, "say-text")[0] == 200
 
 
 def test_a_certificate_without_its_key_stops_the_start(server: Pair) -> None:
@@ -141,14 +137,9 @@ class SecureRouter(Router):
 
 
 def test_clients_are_served_over_gunicorns_own_tls(
-    worker: Worker, authority: Authority, server: Pair
+    worker: Worker, in_the_clear: dict[str, Any], authority: Authority, server: Pair
 ) -> None:
-    with SecureRouter(worker, server, authority) as router, Router(worker.url) as open_one:
+    with SecureRouter(worker, server, authority) as router:
         router.wait_serving()
-        open_one.wait_serving()
-        for word in ("say-text", "speak-fast"):
-            answer = answered(router, word, router.client)
-            assert answer == answered(open_one, word)
-            assert answer[2].endswith("data: [DONE]\n\n")
-        assert "Traceback" not in router.output()
+        assert_the_same(router, in_the_clear, router.client)
         router.client.close()
