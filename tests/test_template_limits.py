@@ -41,6 +41,8 @@ BURNING: dict[str, str] = {
     "{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = x %}{% endfor %}",
     "join": "{% set x = 'a' * 10**6 %}{{ x.join(x)|length }}",
     "join filter": "{{ (['a' * 10**6] * 10**6)|join('b' * 10**6)|length }}",
+    "map makes long texts": "{{ ([''] * 10**5)|map('replace', '', 'a' * 10**5)|list|length }}",
+    "map with a long argument": DOUBLED + "{{ (['a'] * 10**5)|map('default', s, boolean=true)|list|length }}",
     "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
     "nested lists": PILE.replace("BODY", "[ns.s, ns.s]"),
     "compare texts": LONG + TURNS + "{% if x == y %}{% endif %}{% endfor %}",

@@ -206,8 +206,12 @@ def _look_after_them(setup: Setup) -> None:
     pool = WorkerPool(settings, transport)
     pool.start()
 
-    wait_until(lambda: [worker.failures > 0 for worker in pool.workers] == [False, True, True, False])
-    wait_until(lambda: [worker.available() for worker in pool.workers] == [True, False, False, True])
+    def available() -> list[bool]:
+        return [worker.available() for worker in pool.workers]
+
+    wait_until(lambda: available() == [True, False, False, True])
+    time.sleep(0.5)  # each is asked again meanwhile
+    assert available() == [True, False, False, True]
     pool.close()
     transport.close()
 

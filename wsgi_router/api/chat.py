@@ -32,5 +32,6 @@ def chat_completions() -> Response:
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters)
+    hints = services.routing.hints(request.environ, asked.prompt_cache_key, asked.user)
+    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
     return generate(services, record, prepared)

@@ -33,7 +33,8 @@ def completions() -> Response:
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters)
+    hints = services.routing.hints(request.environ, asked.prompt_cache_key, asked.user)
+    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
     return generate(services, record, prepared)
 
 
@@ -58,5 +59,6 @@ def generate_natively() -> Response:
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters)
+    hints = services.routing.hints(request.environ, asked.user)
+    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
     return generate(services, record, prepared)

@@ -1,8 +1,8 @@
-//! Integers beyond 64 bits, which serde_json would turn into floats.
+//! Integers that serde_json would turn into floats: those beyond 64 bits, and `-0`.
 //!
 //! Python keeps them whole, and a template prints them. (serde_json's own feature for them changes how every crate
 //! of the program reads numbers.) They are wrapped before JSON is parsed: `{"\u0000int": "…"}`. A client that sends
-//! such an object itself gets the integer it spelt.
+//! such an object itself gets the integer it spelt. `-0` is written as the `0` that Python makes of it.
 
 use std::borrow::Cow;
 
@@ -12,9 +12,9 @@ pub const KEY: &str = "\0int";
 /// Integers shorter than this fit into 64 bits.
 const LEAST_DIGITS: usize = 19;
 
-/// `json` with its large integers wrapped. Text that is no JSON stays none.
+/// `json` with its large integers wrapped and without `-0`. Text that is no JSON stays none.
 pub fn wrap(json: &[u8]) -> Cow<'_, [u8]> {
-    if !has_long_run(json) {
+    if !has_long_run(json) && !has_minus_zero(json) {
         return Cow::Borrowed(json);
     }
     let mut out = Vec::with_capacity(json.len() + 64);
@@ -27,6 +27,7 @@ pub fn wrap(json: &[u8]) -> Cow<'_, [u8]> {
         };
         let piece = &json[at..at + length];
         match large(piece) {
+            _ if piece == b"-0" => out.push(b'0'),
             Some(digits) => {
                 out.extend_from_slice(br#"{"\u0000int":""#);
                 out.extend_from_slice(digits.as_bytes());
@@ -65,6 +66,15 @@ fn has_long_run(json: &[u8]) -> bool {
     false
 }
 
+/// Dates have a digit behind it.
+fn has_minus_zero(json: &[u8]) -> bool {
+    memchr::memmem::find_iter(json, b"-0").any(|at| json.get(at + 2).is_none_or(|byte| !number_goes_on(byte)))
+}
+
+fn number_goes_on(byte: &u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E')
+}
+
 fn string_length(json: &[u8]) -> usize {
     let mut at = 1;
     while at < json.len() && json[at] != b'"' {
@@ -74,8 +84,7 @@ fn string_length(json: &[u8]) -> usize {
 }
 
 fn number_length(json: &[u8]) -> usize {
-    let part = |byte: &&u8| matches!(byte, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E');
-    json.iter().take_while(part).count()
+    json.iter().take_while(|byte| number_goes_on(byte)).count()
 }
 
 /// The text of a number that is an integer and fits into no 64 bits.
@@ -101,6 +110,17 @@ mod tests {
                 r#"{"a\"1":"99999999999999999999","b":99999999999999999999}"#,
                 r#"{"a\"1":"99999999999999999999","b":{"\u0000int":"99999999999999999999"}}"#,
             ),
+        ] {
+            assert_eq!(wrap(json.as_bytes()), want.as_bytes(), "{json}");
+        }
+    }
+
+    #[test]
+    fn minus_zero_is_an_integer_too() {
+        for (json, want) in [
+            ("-0", "0"),
+            (r#"{"a":-0,"b":[-0 ],"c":"-0 "}"#, r#"{"a":0,"b":[0 ],"c":"-0 "}"#),
+            ("[-0.0,-0e1,-01,1e-0]", "[-0.0,-0e1,-01,1e-0]"),
         ] {
             assert_eq!(wrap(json.as_bytes()), want.as_bytes(), "{json}");
         }

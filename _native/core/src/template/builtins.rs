@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::expression::Names;
-use super::value::{Dict, Generator, as_float, is_number};
+use super::value::{Dict, Generator, as_float, is_big_integer};
 use super::{clock, json, layout, lazy, methods, operators, repr, source, strings};
 
 /// The hidden name under which a render's clock stands; no template can spell it.
@@ -153,7 +153,7 @@ pub fn install(env: &mut Environment<'static>) {
     layout::install(env);
     lazy::install(env);
     env.add_test("number", |value: &Value| {
-        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_number(value)
+        matches!(value.kind(), ValueKind::Number | ValueKind::Bool) || is_big_integer(value)
     });
     env.add_test("float", |value: &Value| as_float(value).is_some());
     env.add_test("sequence", is_sequence);
@@ -258,8 +258,14 @@ fn check_depth(value: &Value, depth: usize, state: &State) -> Result<(), Error> 
 }
 
 /// The filter `int(default=0, base=10)`: what cannot be read is the default.
-fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
-    let default = default.unwrap_or_else(|| Value::from(0));
+fn int(value: &Value, default: Option<Value>, base: Option<u32>, options: Kwargs) -> Result<Value, Error> {
+    let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0));
+    let base = base.or(options.get("base")?).unwrap_or(10);
+    options.assert_all_used()?;
+    Ok(whole(value, default, base))
+}
+
+fn whole(value: &Value, default: Value, base: u32) -> Value {
     let Some(text) = value.as_str().map(strings::strip) else {
         let whole = as_float(value).filter(|number| number.is_finite()).map(|number| number.trunc() as i128);
         return match value.kind() {
@@ -268,7 +274,6 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
             _ => whole.map_or(default, Value::from),
         };
     };
-    let base = base.unwrap_or(10);
     let (sign, digits) = match text.strip_prefix('-') {
         Some(digits) => (-1, digits),
         None => (1, text.strip_prefix('+').unwrap_or(text)),
@@ -288,12 +293,14 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>) -> Value {
 }
 
 /// The filter `float(default=0.0)`.
-fn float(value: &Value, default: Option<Value>) -> Value {
+fn float(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, Error> {
+    let default = default.or(options.get("default")?).unwrap_or_else(|| Value::from(0.0));
+    options.assert_all_used()?;
     let number = match value.as_str() {
         Some(text) => strings::strip(text).parse().ok(),
         None => as_float(value).or_else(|| f64::try_from(value.clone()).ok()),
     };
-    number.map_or_else(|| default.unwrap_or_else(|| Value::from(0.0)), Value::from)
+    Ok(number.map_or(default, Value::from))
 }
 
 /// The filter `default(default_value='', boolean=False)`.
@@ -362,7 +369,7 @@ fn is_iterable(value: &Value) -> bool {
 
 /// The test `callable`.
 fn is_callable(value: &Value) -> bool {
-    value.kind() == ValueKind::Plain && !is_number(value)
+    value.kind() == ValueKind::Plain && !is_big_integer(value)
 }
 
 /// `raise_exception(message)`.

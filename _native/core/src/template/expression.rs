@@ -5,7 +5,7 @@
 //!
 //! | written | becomes | because |
 //! |---|---|---|
-//! | `a ~ b` | [`TEXT`] on both | containers print as Python prints them, and pay before they are printed |
+//! | `a ~ b` | [`TEXT`] on both | floats and containers print as Python prints them, and pay before |
 //! | `a == b`, `a in b` … | [`WEIGHED`] on both | comparing walks what is nested, and shared parts again and again |
 //! | `a\|sort`, `a\|upper` … | [`ORDERED`], [`PRINTED`] before | they walk what is nested, for nothing |
 //! | `a[i]` | [`INDEXED`] on `a` | finding the i-th character costs the text's length |
@@ -14,9 +14,11 @@
 //! | `+a` | [`POSITIVE`] | minijinja knows no unary plus |
 //! | `a + b` beside `\|safe` | [`ADD`] | Markup escapes what is added to it |
 //! | `a, b` | `(a, b)` | a tuple needs no parentheses in Jinja |
+//! | `'\/'` … | `'\\/'` | escapes are Python's in Jinja; see [`text`] |
 
 mod edits;
 mod operands;
+mod text;
 
 use super::tokens::{Fault, Kind, Parsed, Token, tokens};
 use edits::Edits;
@@ -273,6 +275,10 @@ impl<'a> Reader<'a> {
         self.edits.close(node.end, "))");
     }
 
+    fn is_quoted(&self, node: &Node) -> bool {
+        node.literal && matches!(self.text.as_bytes()[node.start], b'\'' | b'"')
+    }
+
     fn concatenation(&mut self) -> Parsed<Node> {
         let first = self.product()?;
         let mut nodes = vec![first];
@@ -284,7 +290,7 @@ impl<'a> Reader<'a> {
             return Ok(first);
         }
         for node in &nodes {
-            if !node.literal {
+            if !self.is_quoted(node) {
                 self.filtered(node.start, node.end, TEXT);
             }
         }
@@ -354,16 +360,29 @@ impl<'a> Reader<'a> {
     /// A macro's parameters with their defaults.
     pub fn parameters(&mut self) -> Parsed<()> {
         self.expect("(", "a parenthesis is expected")?;
+        let mut known = Vec::new();
         while !self.next_is(")") {
-            self.name()?;
+            let name = self.name()?;
             if self.take("=") {
-                self.condition()?;
+                self.apart_from(&known, |this| this.condition().map(drop))?;
             }
+            known.push(name);
             if !self.take(",") {
                 break;
             }
         }
         self.expect(")", "a parenthesis is not closed")?;
+        Ok(())
+    }
+
+    /// Reads what must not name any of `others`: in a `with` minijinja sees them too early, in a macro too late.
+    pub fn apart_from(&mut self, others: &[&str], read: impl FnOnce(&mut Self) -> Parsed<()>) -> Parsed<()> {
+        let before = self.names.variables.len();
+        read(self)?;
+        let used = &self.names.variables[before..];
+        if used.iter().any(|name| others.contains(&name.as_str())) {
+            return Err("a value that depends on one beside it is not supported");
+        }
         Ok(())
     }
 

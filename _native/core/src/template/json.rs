@@ -6,7 +6,7 @@ use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
 use super::repr;
-use super::value::{Generator, as_float, is_number};
+use super::value::{Generator, as_float, is_big_integer};
 use crate::integers;
 
 /// A wider indent is no layout but an attempt to fill the memory.
@@ -150,7 +150,7 @@ fn write_value(
         ValueKind::None => out.push_str("null"),
         ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
         ValueKind::Number => write_number(out, value),
-        ValueKind::Plain if is_number(value) => write_number(out, value),
+        ValueKind::Plain if is_big_integer(value) => write_number(out, value),
         ValueKind::Iterable if value.downcast_object_ref::<Generator>().is_some() => {
             return Err(bad("Object of type generator is not JSON serializable"));
         }

@@ -8,6 +8,7 @@ use super::{builtins, methods, repr, strings};
 pub fn install(env: &mut Environment<'static>) {
     env.add_filter("center", center);
     env.add_filter("indent", indent);
+    env.add_filter("join", join);
     env.add_filter("truncate", truncate);
     env.add_filter("wordcount", wordcount);
 }
@@ -58,6 +59,31 @@ fn center(state: &mut State, value: &Value, width: Option<i64>, options: Kwargs)
     options.assert_all_used()?;
     let text = builtins::string(state, value)?;
     methods::call(state, &text, "center", &[Value::from(width)])
+}
+
+/// The filter `join(d='', attribute=None)`.
+fn join(
+    state: &mut State,
+    value: Value,
+    separator: Option<Value>,
+    attribute: Option<Value>,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let separator = separator.or(options.get("d")?).unwrap_or_else(|| Value::from(""));
+    let attribute = attribute.or(options.get("attribute")?);
+    options.assert_all_used()?;
+    if value.is_none() {
+        return Err(bad("'NoneType' object is not iterable"));
+    }
+    let items = match attribute {
+        Some(attribute) => {
+            let named = Kwargs::from_iter([("attribute", attribute)]);
+            state.apply_filter("map", &[value, named.into()])?
+        }
+        None => value,
+    };
+    let texts = items.try_iter()?.checked().map(|item| builtins::string(state, &item?));
+    strings::joined(state, &repr::to_text(&separator, state)?, texts).map(Value::from)
 }
 
 /// The filter `wordcount`.

@@ -12,13 +12,7 @@ type Args = Rest<ValueOrKwargs>;
 type Name<'a> = Option<Cow<'a, str>>;
 
 pub fn install(env: &mut Environment<'static>) {
-    env.add_filter("map", |state: &mut State, value: Value, args: Args| {
-        // With a filter's name, which walks each item; with an attribute's there is nothing to pay.
-        if args.first().is_some_and(|filter| filter.as_str().is_some()) {
-            operators::weigh(&value, 0, state)?;
-        }
-        filters::map(state, value, args).map(Generator::value)
-    });
+    env.add_filter("map", map);
     env.add_filter("select", |state: &mut State, value: Value, test: Name, args: Args| {
         filters::select(state, value, test, args).map(Generator::value)
     });
@@ -58,6 +52,28 @@ pub fn install(env: &mut Environment<'static>) {
         ValueKind::Map | ValueKind::Undefined => filters::reverse(value).and_then(generator),
         _ => filters::reverse(value),
     });
+}
+
+/// The filter `map` by an attribute, or by a filter's name; minijinja's forgets that filter's named arguments.
+fn map(state: &mut State, value: Value, args: Args) -> Result<Value, Error> {
+    let Some(filter) = args.first().and_then(|name| name.as_str()).map(str::to_owned) else {
+        return filters::map(state, value, args).map(Generator::value);
+    };
+    let args = args.into_values();
+    let mut mapped = Vec::new();
+    // Like Jinja's it takes what is false for nothing at all.
+    let items = if value.is_true() { Some(value.try_iter()?) } else { None };
+    for item in items.into_iter().flat_map(|items| items.checked()) {
+        state.consume_fuel(1)?;
+        let given = [&[item?], &args[1..]].concat();
+        for part in &given {
+            operators::weigh(part, 0, state)?;
+        }
+        let made = state.apply_filter(&filter, &given)?;
+        operators::weigh(&made, 0, state)?;
+        mapped.push(made);
+    }
+    Ok(Generator::value(mapped))
 }
 
 fn generator(items: Value) -> Result<Value, Error> {

@@ -117,14 +117,15 @@ pub fn convert(messages: &Json, forms: &Forms, mark: Option<&str>) -> Result<(Va
 
 fn convert_message(message: &Map<String, Json>, forms: &Forms) -> Vec<(Value, Value)> {
     let role = message.get("role").and_then(Json::as_str).unwrap_or_default();
-    let reasoning = REASONING.iter().find_map(|name| message.get(*name).filter(|given| !given.is_null()));
+    let given = |name: &str| message.get(name).filter(|given| !given.is_null());
+    let reasoning = REASONING.iter().find_map(|name| given(name));
     let mut entries = Vec::with_capacity(message.len() + 2);
-    if let (Some(reasoning), None) = (reasoning, message.get("thinking").filter(|given| !given.is_null())) {
-        entries.push((Value::from("thinking"), from_json(reasoning)));
+    // In front whoever put it there: templates may print a whole message.
+    if let Some(thinking) = given("thinking").or(reasoning) {
+        entries.push((Value::from("thinking"), from_json(thinking)));
     }
-    let mut has_reasoning_content = false;
     for (key, given) in message {
-        if given.is_null() {
+        if given.is_null() || key == "thinking" {
             continue;
         }
         let value = match (key.as_str(), given) {
@@ -133,10 +134,6 @@ fn convert_message(message: &Map<String, Json>, forms: &Forms) -> Vec<(Value, Va
             ("tool_calls", Json::Array(calls)) => {
                 Value::from(calls.iter().map(|call| convert_call(call, forms)).collect::<Vec<_>>())
             }
-            ("reasoning_content", _) => {
-                has_reasoning_content = true;
-                from_json(given)
-            }
             _ => from_json(given),
         };
         entries.push((Value::from(key.as_str()), value));
@@ -144,7 +141,7 @@ fn convert_message(message: &Map<String, Json>, forms: &Forms) -> Vec<(Value, Va
     if role == "assistant" {
         fill_content(&mut entries, message, forms);
     }
-    if let (Some(reasoning), false) = (reasoning, has_reasoning_content) {
+    if let (Some(reasoning), None) = (reasoning, given("reasoning_content")) {
         entries.push((Value::from("reasoning_content"), from_json(reasoning)));
     }
     entries
@@ -162,7 +159,7 @@ fn fill_content(entries: &mut Vec<(Value, Value)>, message: &Map<String, Json>, 
     };
     let key = Value::from("content");
     if content.is_none() {
-        // Where it usually stands: templates may print a whole message.
+        // Where it usually stands, see above.
         let at = entries.iter().position(|(name, _)| name.as_str() == Some("role")).map_or(0, |at| at + 1);
         entries.insert(at, (key, filler));
     } else if filler.is_none()

@@ -90,13 +90,10 @@ fn ordered(state: &State, value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// What is about to be made a text: containers are printed here, or paid for where a filter joins their items.
+/// What is about to be made a text, which only Python's printing gets right.
 fn printable(state: &State, value: Value) -> Result<Value, Error> {
     weigh(&value, 0, state)?;
-    match value.kind() {
-        ValueKind::Map => repr::to_text(&value, state).map(Value::from),
-        _ => Ok(value),
-    }
+    builtins::string(state, &value)
 }
 
 /// `left + right …` where Markup may be among them.
@@ -215,7 +212,6 @@ fn positive(value: Value) -> Result<Value, Error> {
     match value.kind() {
         ValueKind::Bool => Ok(Value::from(i64::from(value.is_true()))),
         ValueKind::Number => Ok(value),
-        _ if as_float(&value).is_some() => Ok(value),
         kind => Err(bad(format!("bad operand type for unary +: {kind}"))),
     }
 }

@@ -28,6 +28,7 @@ pub struct Adapted {
 
 /// Rewrites what minijinja reads otherwise than Hugging Face's Jinja:
 ///
+/// - a line end behind `{% raw %}` stays, as behind no other tag;
 /// - `{% generation %}` … `{% endgeneration %}`, which marks the assistant's tokens for training masks and
 ///   renders its body, becomes a plain scope;
 /// - what a `for` loops over goes through the filter [`ITERATED`], as looping over None is an error;
@@ -55,14 +56,14 @@ pub fn adapt(source: &str) -> Adapted {
             }
             Some(b'%') => {
                 let end = tag_end(tag, "%}");
-                match &tag[tag_name(&tag[..end])] {
-                    "raw" => raw_end(tag, end),
+                rest = match &tag[tag_name(&tag[..end])] {
+                    "raw" => adapter.raw(tag, end),
                     _ => {
                         adapter.block(&tag[..end]);
-                        rest = &tag[end..];
-                        continue;
+                        &tag[end..]
                     }
-                }
+                };
+                continue;
             }
             _ => 1,
         };
@@ -147,6 +148,18 @@ impl Adapter {
         if self.branches == 0 && !names.branch {
             self.names.push((line, names));
         }
+    }
+
+    /// The raw block that begins `text`, whose opening tag ends at `open`; what is behind it.
+    fn raw<'t>(&mut self, text: &'t str, open: usize) -> &'t str {
+        let (tag, body) = text.split_at(open);
+        match tag.strip_suffix("%}").filter(|tag| body.starts_with('\n') && !tag.ends_with(['-', '+'])) {
+            Some(tag) => self.copy(&[tag, "+%}"].concat()),
+            None => self.copy(tag),
+        }
+        let (body, rest) = text.split_at(raw_end(text, open));
+        self.copy(&body[open..]);
+        rest
     }
 
     /// Compilers nest one `elif` in the other.
@@ -241,12 +254,14 @@ fn read_set(reader: &mut Reader) -> Result<(), Fault> {
 
 /// `TARGET = WHAT, …`.
 fn read_with(reader: &mut Reader) -> Result<(), Fault> {
+    let mut targets = Vec::new();
     while !reader.at_end() {
-        reader.name()?;
+        let target = reader.name()?;
         if !reader.take("=") {
             return Err("an equals sign is expected");
         }
-        reader.expression()?;
+        reader.apart_from(&targets, |reader| reader.expression().map(drop))?;
+        targets.push(target);
         if !reader.take(",") {
             break;
         }
@@ -326,7 +341,7 @@ mod tests {
             "{% set a, b = c %}{% set x %}{% endset %}{% with a = 1, b = 2 %}{% endwith %}",
             "{% macro m(a, b='c') %}{% endmacro %}{% call(x) m(1) %}{% endcall %}{% filter trim %}{% endfilter %}",
             "{{ a == 'b' and 1 < c or d in ['e', 'f'] and not g is none }}",
-            "{{ 1.5e+3 ~ 'a' 'b' }}",
+            "{{ 1.5e+3 + x }}{{ 'a' 'b' }}",
             "{",
         ] {
             assert_eq!(adapted(source), source);
@@ -345,6 +360,7 @@ mod tests {
             ("{% set a = b.c == 1 %}", "{% set a = b.c == 1 %}"),
             ("{% set a = 1, %}", "{% set a = (1,) %}"),
             ("{{ a ~ b.c ~ 'd' }}", "{{ ((a)|_text) ~ ((b.c)|_text) ~ 'd' }}"),
+            ("{{ 1.5e+3 ~ [1] ~ 'd' 'e' }}", "{{ ((1.5e+3)|_text) ~ (([1])|_text) ~ 'd' 'e' }}"),
             ("{{ a == b }}", "{{ ((a)|_weighed) == ((b)|_weighed) }}"),
             ("{{ a[b]['c'][0] }}", "{{ ((((a)|_indexed)[b]['c'])|_indexed)[0] }}"),
             ("{{ a[1:] }}{{ a[:-1] }}", "{{ ((a)|_slice(1,none)) }}{{ ((a)|_slice(none,-1)) }}"),

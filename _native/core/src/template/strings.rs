@@ -272,19 +272,33 @@ fn join(state: &State, separator: &str, args: &[Value]) -> Result<Value, Error> 
     if matches!(items.kind(), ValueKind::None | ValueKind::Undefined) {
         return Err(bad("can only join an iterable"));
     }
-    let mut out = String::new();
-    for (index, item) in items.try_iter()?.checked().enumerate() {
+    let texts = items.try_iter()?.checked().enumerate().map(|(index, item)| {
         let item = item?;
-        let text = item.as_str().ok_or_else(|| {
-            bad(format!("sequence item {index}: expected str instance, {} found", item.kind()))
-        })?;
+        match item.kind() {
+            ValueKind::String => Ok(item),
+            kind => Err(bad(format!("sequence item {index}: expected str instance, {kind} found"))),
+        }
+    });
+    joined(state, separator, texts).map(Value::from)
+}
+
+/// `texts` with `separator` between them.
+pub fn joined(
+    state: &State,
+    separator: &str,
+    texts: impl Iterator<Item = Result<Value, Error>>,
+) -> Result<String, Error> {
+    let mut out = String::new();
+    for (index, text) in texts.enumerate() {
+        let text = text?;
+        let text = text.as_str().unwrap_or_default();
+        state.consume_fuel(1 + ((separator.len() + text.len()) / 64) as u64)?;
         if index > 0 {
             out.push_str(separator);
         }
-        state.consume_fuel(1 + ((separator.len() + text.len()) / 64) as u64)?;
         out.push_str(text);
     }
-    Ok(Value::from(out))
+    Ok(out)
 }
 
 /// Where Python's `splitlines` breaks.

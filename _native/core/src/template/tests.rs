@@ -8,6 +8,8 @@ use serde_json::{Map, Value as Json, json};
 use super::{ChatTemplate, ContentForm, Limits, RenderInput};
 use crate::error::{Code, Error, Result};
 
+mod text;
+
 fn compile(source: &str) -> ChatTemplate {
     let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
     ChatTemplate::new(source, &tokens).unwrap()
@@ -212,6 +214,9 @@ fn what_a_template_cannot_have_is_told_when_it_is_loaded() {
         ("{{ s|wordwrap(3) }}", "the filter 'wordwrap' is not supported"),
         ("{{ s is nothing }}", "the test 'nothing' does not exist"),
         ("{% macro m() %}{{ varargs }}{% endmacro %}", "varargs and kwargs of macros are not supported"),
+        ("{% macro m(a, b=a) %}{% endmacro %}", "a value that depends on one beside it"),
+        ("\n\n{% with a = 1, b = [a] %}{% endwith %}", "line 3: a value that depends on one beside it"),
+        ("{{ '\\N{BULLET}' }}", "characters by name are not supported"),
     ] {
         let error = ChatTemplate::new(source, &BTreeMap::new()).unwrap_err();
         assert_eq!(error.code, Code::Load);
@@ -336,6 +341,9 @@ fn messages_lose_nulls_and_share_reasoning() {
     let source = "{% for m in messages %}{{ m }}{% endfor %}";
     let messages = json!([{"role": "assistant", "content": null, "reasoning": "r"}]);
     let want = "{'thinking': 'r', 'role': 'assistant', 'reasoning': 'r', 'reasoning_content': 'r'}";
+    assert_eq!(render_with(source, messages, json!({})).as_deref(), Ok(want));
+    let messages = json!([{"role": "assistant", "reasoning_content": "c", "thinking": "t"}]);
+    let want = "{'thinking': 't', 'role': 'assistant', 'reasoning_content': 'c'}";
     assert_eq!(render_with(source, messages, json!({})).as_deref(), Ok(want));
 }
 

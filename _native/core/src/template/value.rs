@@ -99,7 +99,7 @@ pub fn from_json(json: &serde_json::Value) -> Value {
         serde_json::Value::Number(number) => match (number.as_i64(), number.as_u64()) {
             (Some(signed), _) => Value::from(signed),
             (_, Some(unsigned)) => Value::from(unsigned),
-            _ => float(number.as_f64().unwrap_or(f64::NAN)),
+            _ => Value::from(number.as_f64().unwrap_or(f64::NAN)),
         },
         serde_json::Value::String(text) => Value::from(text.as_str()),
         serde_json::Value::Array(items) => Value::from(items.iter().map(from_json).collect::<Vec<_>>()),
@@ -139,47 +139,13 @@ impl Object for Integer {
     }
 }
 
-/// Whether a value is an object that stands for a number.
-pub fn is_number(value: &Value) -> bool {
-    value.downcast_object_ref::<Exponent>().is_some() || value.downcast_object_ref::<Integer>().is_some()
+/// Whether a value is an integer that minijinja takes for no number.
+pub fn is_big_integer(value: &Value) -> bool {
+    value.downcast_object_ref::<Integer>().is_some()
 }
 
-/// A float. One that Python prints with an exponent is an object that prints so wherever minijinja writes
-/// it out by itself (`~`, `join`); templates print such numbers, they do not compute with them.
-fn float(number: f64) -> Value {
-    if number == 0.0 || (1e-4..1e16).contains(&number.abs()) {
-        return Value::from(number);
-    }
-    Value::from_object(Exponent(number))
-}
-
-/// See [`float`].
-#[derive(Debug)]
-struct Exponent(f64);
-
-impl Object for Exponent {
-    fn repr(self: &Arc<Self>) -> ObjectRepr {
-        ObjectRepr::Plain
-    }
-
-    fn is_true(self: &Arc<Self>) -> bool {
-        self.0 != 0.0
-    }
-
-    fn custom_cmp(self: &Arc<Self>, other: &DynObject) -> Option<Ordering> {
-        self.0.partial_cmp(&other.downcast_ref::<Self>()?.0)
-    }
-
-    fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&repr::float(self.0))
-    }
-}
-
-/// The number of a float of either kind.
+/// The number of a float.
 pub fn as_float(value: &Value) -> Option<f64> {
-    if let Some(number) = value.downcast_object_ref::<Exponent>() {
-        return Some(number.0);
-    }
     let is_float = value.kind() == ValueKind::Number && !value.is_integer();
     if is_float { f64::try_from(value.clone()).ok() } else { None }
 }

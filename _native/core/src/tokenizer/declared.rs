@@ -118,7 +118,7 @@ impl Declared {
 /// Behind the model's tokens, and behind those added before.
 fn next_id(tokens: &[Value], size: u32) -> u32 {
     let last = tokens.iter().filter_map(|token| u32::try_from(token["id"].as_u64()?).ok()).max();
-    last.map_or(size, |last| size.max(last + 1))
+    last.map_or(size, |last| size.max(last.saturating_add(1)))
 }
 
 fn with_id(token: &Value, id: Value) -> Value {

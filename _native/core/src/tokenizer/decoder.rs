@@ -232,15 +232,15 @@ pub(super) struct Window {
     prefix: String,
 }
 
-/// Tokens kept while the text does not become whole.
+/// Tokens kept while the text does not become whole, or longer: a decoder may drop what it reads.
 const LONGEST_WINDOW: usize = 64;
 
 impl Window {
     fn push(&mut self, decoder: &DecoderWrapper, token: &str, out: &mut String) {
         self.tokens.push(token.to_string());
         let text = decode_all(decoder, &self.tokens);
-        let waiting = text.ends_with(REPLACEMENT) && self.tokens.len() < LONGEST_WINDOW;
-        if !waiting && text.len() > self.prefix.len() {
+        let waiting = text.ends_with(REPLACEMENT) || text.len() <= self.prefix.len();
+        if !waiting || self.tokens.len() - self.before >= LONGEST_WINDOW {
             out.push_str(behind(&text, &self.prefix));
             self.tokens.drain(..self.before);
             self.before = self.tokens.len();
@@ -270,4 +270,28 @@ pub(super) fn decode_all(decoder: &DecoderWrapper, tokens: &[String]) -> String 
         return String::new();
     }
     decoder.decode(tokens.to_vec()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_window_stays_small_over_what_its_decoder_drops() {
+        let decoder = json!({"type": "Sequence", "decoders": [{"type": "Fuse"},
+            {"type": "Replace", "pattern": {"Regex": "a+"}, "content": ""}]});
+        let decoder = serde_json::from_value(decoder).unwrap();
+        let (mut window, mut text) = (Window::default(), String::new());
+        for _ in 0..1000 {
+            window.push(&decoder, "a", &mut text);
+            assert!(window.tokens.len() <= 2 * LONGEST_WINDOW);
+        }
+        for token in ["b", "a", "c"] {
+            window.push(&decoder, token, &mut text);
+        }
+        window.end(&decoder, &mut text);
+        assert_eq!(text, "bc");
+    }
 }

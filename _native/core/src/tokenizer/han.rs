@@ -5,6 +5,7 @@
 //! are no letters (radicals, `〇` and other numerals), and the matcher sorts a few old marks otherwise.
 //! Texts where that can matter are rare; they go to the older backend, loaded when the first one comes.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use super::backend::{AddedToken, Backend, Classic};
@@ -34,6 +35,10 @@ impl<B: Backend> Backend for HanApart<B> {
 
     fn added_tokens(&self) -> Vec<AddedToken> {
         self.newer.added_tokens()
+    }
+
+    fn roles(&self) -> BTreeMap<String, String> {
+        self.newer.roles()
     }
 }
 

@@ -1,12 +1,12 @@
 //! Operands of expressions, and what stands behind them: attributes, subscripts, calls, filters and tests.
 
-use super::{INDEXED, Node, ORDERED, PRINTED, Reader, SLICE, WEIGHED, chain};
-use crate::template::tokens::{Kind, Parsed, string_end};
+use super::{INDEXED, Node, ORDERED, PRINTED, Reader, SLICE, WEIGHED, chain, text};
+use crate::template::tokens::{Kind, Parsed, Token, string_end};
 
 /// Filters that compare all items with each other, and those that make text of what they get.
 const ORDERING: [&str; 7] = ["sort", "unique", "min", "max", "groupby", "dictsort", "sum"];
-const PRINTING: [&str; 9] =
-    ["upper", "lower", "title", "capitalize", "replace", "indent", "join", "format", "wordcount"];
+const PRINTING: [&str; 8] =
+    ["upper", "lower", "title", "capitalize", "replace", "indent", "format", "wordcount"];
 /// Tests that walk what they get.
 const WALKING: [&str; 15] = [
     "eq",
@@ -40,8 +40,9 @@ impl Reader<'_> {
                 Ok(Node { start, end: token.end, literal })
             }
             (Kind::Text, _) => {
-                while self.peek().is_some_and(|token| token.kind == Kind::Text) {
+                while let Some(token) = self.peek().filter(|token| token.kind == Kind::Text) {
                     self.at += 1;
+                    self.quoted(token)?;
                 }
                 Ok(Node { start, end: self.behind(), literal: true })
             }
@@ -61,6 +62,17 @@ impl Reader<'_> {
             }),
             _ => Err("an expression is expected"),
         }
+    }
+
+    /// Rewrites a text between its quotes, where no other change can be.
+    fn quoted(&mut self, token: Token) -> Parsed<()> {
+        let quote = token.text.chars().next().unwrap_or_default();
+        let inside = token.text.strip_prefix(quote).and_then(|text| text.strip_suffix(quote));
+        if let Some(inside) = inside.filter(|inside| inside.contains('\\')) {
+            let inner = Token { start: token.start + 1, end: token.end - 1, ..token };
+            self.edits.replace(inner, &text::escapes(inside, quote)?);
+        }
+        Ok(())
     }
 
     /// A bracketed list of what `read` reads.
