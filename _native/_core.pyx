@@ -109,7 +109,7 @@ cdef class Tokenizer:
     cdef int pid
     cdef readonly dict info
 
-    def __cinit__(self, str path not None, str chat_template=None):
+    def __cinit__(self, str path not None, str chat_template=None, size_t prompt_cache=0):
         cdef bytes encoded = path.encode("utf-8", "surrogateescape")
         cdef bytes template = None if chat_template is None else chat_template.encode()
         cdef const uint8_t *path_data = data_of(encoded)
@@ -123,7 +123,8 @@ cdef class Tokenizer:
             template_data = data_of(template)
             template_size = PyBytes_GET_SIZE(template)
         with nogil:
-            code = wr_tokenizer_load(path_data, path_size, template_data, template_size, &self.handle, &err)
+            code = wr_tokenizer_load(path_data, path_size, template_data, template_size, prompt_cache, &self.handle,
+                                     &err)
         if code:
             raise failure(&err)
         self.pid = getpid()
@@ -198,6 +199,10 @@ cdef class Prepared:
     @property
     def prompt_tokens(self):
         return self.view.ids_len
+
+    @property
+    def reused_tokens(self):
+        return self.view.ids_reused
 
     @property
     def max_new_tokens(self):

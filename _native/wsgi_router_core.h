@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 4
+#define WR_ABI_VERSION 5
 
 #define OK 0
 
@@ -120,6 +120,8 @@ typedef struct WrPreparedView {
   size_t prompt_len;
   const uint32_t *ids;
   size_t ids_len;
+  // How many of the ids the prompt cache had.
+  size_t ids_reused;
   const uint8_t *body;
   size_t body_len;
   // Tokens the worker may make at most; −1 when nothing limits them.
@@ -159,7 +161,8 @@ uint64_t wr_json_work(const uint8_t *data, size_t len);
 void wr_bytes_free(struct WrBytes bytes);
 
 // Loads a tokenizer from a folder or a tokenizer.json, and its chat template. `template` (the template's text)
-// replaces the folder's own when it is not null.
+// replaces the folder's own when it is not null. `prompt_cache`: how many bytes the ids of earlier prompts may
+// take, 0 for no cache.
 //
 // # Safety
 // See the module's conventions.
@@ -167,6 +170,7 @@ int32_t wr_tokenizer_load(const uint8_t *path,
                           size_t path_len,
                           const uint8_t *template_,
                           size_t template_len,
+                          size_t prompt_cache,
                           struct WrTokenizer **out,
                           struct WrError *err);
 

@@ -49,6 +49,7 @@ cdef extern from "wsgi_router_core.h" nogil:
         size_t prompt_len
         const uint32_t *ids
         size_t ids_len
+        size_t ids_reused
         const uint8_t *body
         size_t body_len
         int64_t max_new_tokens
@@ -72,7 +73,7 @@ cdef extern from "wsgi_router_core.h" nogil:
     uint64_t wr_json_work(const uint8_t *data, size_t len)
     void wr_bytes_free(WrBytes bytes)
     int32_t wr_tokenizer_load(const uint8_t *path, size_t path_len, const uint8_t *template_, size_t template_len,
-                              WrTokenizer **out, WrError *err)
+                              size_t prompt_cache, WrTokenizer **out, WrError *err)
     void wr_tokenizer_free(WrTokenizer *handle)
     int32_t wr_tokenizer_info(const WrTokenizer *handle, WrBytes *out, WrError *err)
     int32_t wr_encode(const WrTokenizer *handle, const uint8_t *data, size_t len, bint add_special_tokens,

@@ -41,11 +41,12 @@ class Tokenizer:
 
     ``path``: a folder with tokenizer.json or a file of tiktoken ranks, or the file. ``chat_template``:
     template text that replaces the folder's own. Raises ``NativeError`` with one clear line when something
-    cannot be loaded; its ``param`` is "chat_template" if that is at fault.
+    cannot be loaded; its ``param`` is "chat_template" if that is at fault. ``prompt_cache``: bytes that the
+    ids of earlier prompts may take.
     """
 
     info: dict[str, Any]
-    def __init__(self, path: str, chat_template: str | None = None) -> None: ...
+    def __init__(self, path: str, chat_template: str | None = None, prompt_cache: int = 0) -> None: ...
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str: ...
     def render(self, job: bytes, fuel: int = 0) -> str:
@@ -55,6 +56,8 @@ class Tokenizer:
 
 class Prepared:
     prompt_tokens: int
+    #: How many of them the prompt cache had.
+    reused_tokens: int
     max_new_tokens: int | None
     prompt: str
     #: GenerateRequest without its request_id.

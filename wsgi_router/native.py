@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from wsgi_router import _core, runtime
+from wsgi_router import _core, observability, runtime
 from wsgi_router._core import (
     ALL_DONE,
     CANCEL,
@@ -134,7 +134,7 @@ def load_tokenizer(settings: Settings) -> Tokenizer | None:
         return shared
     template = _read_template(settings.chat_template) if settings.chat_template else None
     try:
-        return Tokenizer(settings.tokenizer_path, template)
+        return Tokenizer(settings.tokenizer_path, template, settings.prompt_cache_mib << 20)
     except NativeError as error:
         own = template is not None and error.param == "chat_template"
         name = "CHAT_TEMPLATE" if own else "TOKENIZER_PATH"
@@ -156,15 +156,21 @@ def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int, at: str | None 
     `at`: the path of the prompt in the client's request, for errors.
     """
     try:
-        if len(job) <= _inline(tokenizer, inline_bytes):
-            try:
-                return tokenizer.prepare(job, _INLINE_FUEL)
-            except NativeError as error:
-                if error.code != _core.FUEL:
-                    raise
-        return runtime.call_in_pool(tokenizer.prepare, job)
+        prepared = _prepare(tokenizer, job, inline_bytes)
     except NativeError as error:
         raise router_error(error, at) from None
+    observability.metrics().count_reused(prepared.reused_tokens)
+    return prepared
+
+
+def _prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int) -> Prepared:
+    if len(job) <= _inline(tokenizer, inline_bytes):
+        try:
+            return tokenizer.prepare(job, _INLINE_FUEL)
+        except NativeError as error:
+            if error.code != _core.FUEL:
+                raise
+    return runtime.call_in_pool(tokenizer.prepare, job)
 
 
 def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool, inline_bytes: int) -> list[int]:

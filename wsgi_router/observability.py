@@ -104,6 +104,12 @@ class Metrics:
             ["kind"],
             **common,
         )
+        self.prompt_cache_hits = Counter(
+            "prompt_cache_hits", "Prompts of which some tokens were known from earlier ones.", **common
+        )
+        self.prompt_cache_tokens = Counter(
+            "prompt_cache_tokens", "Tokens of prompts that were not encoded anew.", **common
+        )
         self.retries = Counter("retries", "Requests that went to a second worker.", **common)
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
 
@@ -114,6 +120,12 @@ class Metrics:
             if count:
                 bucket.inc(count)
         self.inter_token._sum.inc(seconds)
+
+    def count_reused(self, tokens: int) -> None:
+        """Counts a prompt of which the prompt cache had `tokens`, if any."""
+        if tokens:
+            self.prompt_cache_hits.inc()
+            self.prompt_cache_tokens.inc(tokens)
 
     def render(self, workers: WorkerStats) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""

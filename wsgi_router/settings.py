@@ -339,6 +339,11 @@ class Settings:
         _integer(0, 2**31 - 1),
         "Bodies beyond this are templated and tokenised in a thread pool, so that open streams keep flowing.",
     )
+    prompt_cache_mib: int = _row(
+        16,
+        _integer(0, 2**20),
+        "MiB a process for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
+    )
     transport: str = _row(
         "auto",
         _choice("auto", "native", "grpcio"),

@@ -28,7 +28,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 4;
+pub const WR_ABI_VERSION: u32 = 5;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);
@@ -85,6 +85,8 @@ pub struct WrPreparedView {
     pub prompt_len: usize,
     pub ids: *const u32,
     pub ids_len: usize,
+    /// How many of the ids the prompt cache had.
+    pub ids_reused: usize,
     pub body: *const u8,
     pub body_len: usize,
     /// Tokens the worker may make at most; −1 when nothing limits them.
@@ -230,7 +232,8 @@ pub unsafe extern "C" fn wr_bytes_free(bytes: WrBytes) {
 }
 
 /// Loads a tokenizer from a folder or a tokenizer.json, and its chat template. `template` (the template's text)
-/// replaces the folder's own when it is not null.
+/// replaces the folder's own when it is not null. `prompt_cache`: how many bytes the ids of earlier prompts may
+/// take, 0 for no cache.
 ///
 /// # Safety
 /// See the module's conventions.
@@ -240,12 +243,14 @@ pub unsafe extern "C" fn wr_tokenizer_load(
     path_len: usize,
     template: *const u8,
     template_len: usize,
+    prompt_cache: usize,
     out: *mut *mut WrTokenizer,
     err: *mut WrError,
 ) -> i32 {
     guard(err, || {
         let path = unsafe { text(path, path_len) }?;
-        let tokenizer = Tokenizer::load(Path::new(path))?;
+        let mut tokenizer = Tokenizer::load(Path::new(path))?;
+        tokenizer.cache_prompts(prompt_cache);
         let own = if template.is_null() { None } else { Some(unsafe { text(template, template_len) }?) };
         let template = own
             .or(tokenizer.chat_template_source())
@@ -411,6 +416,7 @@ pub unsafe extern "C" fn wr_prepared_view(handle: *const WrPrepared, out: *mut W
         prompt_len: prepared.prompt.len(),
         ids: prepared.input_ids.as_ptr(),
         ids_len: prepared.input_ids.len(),
+        ids_reused: prepared.reused,
         body: prepared.body.as_ptr(),
         body_len: prepared.body.len(),
         max_new_tokens: prepared.max_new_tokens.map_or(-1, i64::from),

@@ -116,6 +116,8 @@ pub struct Prepared {
     /// Empty when the job came with token ids.
     pub prompt: String,
     pub input_ids: Vec<u32>,
+    /// How many of the ids the prompt cache had.
+    pub reused: usize,
     /// None when neither the client nor the context limits the answer.
     pub max_new_tokens: Option<u32>,
     /// `GenerateRequest` without its `request_id`, which differs for each attempt.
@@ -141,21 +143,21 @@ pub fn prepare(
 ) -> Result<Prepared> {
     let job = parse(job)?;
     let (prompt, input_ids) = source(tokenizer, template, &job, limits)?;
-    let input_ids = match input_ids {
-        Some(ids) => ids,
+    let (input_ids, reused) = match input_ids {
+        Some(ids) => (ids, 0),
         None => {
             check_text(&prompt, &job, tokenizer.longest_token())?;
             if job.messages.is_some() {
                 // A template writes its own special tokens: the tokenizer must not add BOS a second time.
-                tokenizer.encode(&prompt, false)?
+                tokenizer.encode_prompt(&prompt)?
             } else {
-                encode_raw(tokenizer, &prompt)?
+                (encode_raw(tokenizer, &prompt)?, 0)
             }
         }
     };
     let max_new_tokens = answer_limit(&job, input_ids.len() as u64)?;
     let body = encode(&job, &input_ids, max_new_tokens)?;
-    Ok(Prepared { prompt, input_ids, max_new_tokens, body })
+    Ok(Prepared { prompt, input_ids, reused, max_new_tokens, body })
 }
 
 /// The ids of raw text. A text that itself begins with BOS does not get another one.

@@ -11,7 +11,9 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::OnceLock;
 
-use tokenizers::pipeline::{EncodeOptions, PipelineToken, PipelineTokenizer};
+use daachorse::{DoubleArrayAhoCorasick, DoubleArrayAhoCorasickBuilder, MatchKind};
+use tokenizers::pipeline::{EncodeOptions, PipelinePatternMatcher, PipelineToken, PipelineTokenizer};
+use tokenizers_fallback::ModelWrapper;
 
 use super::file::File;
 use super::han::HanApart;
@@ -29,6 +31,11 @@ pub trait Backend: Send + Sync {
 
     /// Appends the ids of `text`.
     fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String>;
+
+    /// Where `text` can be cut, in order: each piece, encoded alone and without special tokens, has the ids that
+    /// it has within the whole, as it begins with an added token that is matched in the raw text. (What stands
+    /// before the first cut may be encoded otherwise elsewhere: it opens the text.) Empty where nothing is known.
+    fn cuts(&self, text: &str) -> Vec<usize>;
 
     /// The added tokens with the ids this backend gives them.
     fn added_tokens(&self) -> Vec<AddedToken>;
@@ -62,7 +69,10 @@ pub fn load(text: Option<&str>, file: &File) -> Result<Box<dyn Backend>, String>
     }
 }
 
-struct Pipeline(PipelineTokenizer);
+struct Pipeline {
+    inner: PipelineTokenizer,
+    cuttable: bool,
+}
 
 impl Pipeline {
     fn load(file: &File) -> Result<Self, String> {
@@ -75,7 +85,10 @@ impl Pipeline {
         let pipeline = read.map_err(|_| "its vocabulary is beyond the newer backend")?;
         let pipeline = pipeline.map_err(|e| e.to_string())?;
         // Some faults of a vocabulary show at the first use only.
-        let backend = Self(pipeline);
+        let added = pipeline.get_added_vocabulary().get_added_tokens_decoder();
+        // Such a token is matched by what stands around it, on the other side of a cut too.
+        let cuttable = !added.values().any(|token| token.single_word && !token.normalized);
+        let backend = Self { inner: pipeline, cuttable };
         backend.encode("a b\n", true, &mut Vec::new())?;
         Ok(backend)
     }
@@ -89,13 +102,29 @@ impl Backend for Pipeline {
     fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String> {
         let options = EncodeOptions { add_special_tokens, ..EncodeOptions::default() };
         let mut tokens: Vec<PipelineToken> = Vec::with_capacity(text.len() / 3 + 8);
-        self.0.encode_into(text, &options, &mut tokens).map_err(|e| e.to_string())?;
+        self.inner.encode_into(text, &options, &mut tokens).map_err(|e| e.to_string())?;
         ids.extend_from_slice(PipelineToken::cast_slice(&tokens));
         Ok(())
     }
 
+    /// Found as the library finds them. It normalizes, cuts and merges what stands between two such tokens by
+    /// itself, and begins to search anew behind each.
+    fn cuts(&self, text: &str) -> Vec<usize> {
+        let mut cuts = Vec::new();
+        if !self.cuttable {
+            return cuts;
+        }
+        let added = self.inner.get_added_vocabulary();
+        let mut from = 0;
+        while let Some(((start, end), _)) = added.extract_next(text.as_bytes(), from, false, false) {
+            cuts.push(start);
+            from = end;
+        }
+        cuts
+    }
+
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let vocabulary = self.0.get_added_vocabulary();
+        let vocabulary = self.inner.get_added_vocabulary();
         let token = |id| {
             let content = vocabulary.simple_id_to_token(id)?;
             Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })
@@ -104,19 +133,39 @@ impl Backend for Pipeline {
     }
 
     fn roles(&self) -> BTreeMap<String, String> {
-        self.0.get_role_to_token().clone()
+        self.inner.get_role_to_token().clone()
     }
 }
 
-pub struct Classic(tokenizers_fallback::Tokenizer);
+pub struct Classic {
+    inner: tokenizers_fallback::Tokenizer,
+    /// What cuts a text; None if that is not known.
+    cutter: Option<DoubleArrayAhoCorasick<u32>>,
+}
 
 impl Classic {
     pub fn load(text: &str) -> Result<Self, String> {
         let mut inner = tokenizers_fallback::Tokenizer::from_bytes(text).map_err(|e| e.to_string())?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| e.to_string())?;
-        Ok(Self(inner))
+        let cutter = cutter(&inner);
+        Ok(Self { inner, cutter })
     }
+}
+
+/// Finds the tokens that `tokenizer` matches in raw text, as it does: with the same automaton. Tokens with flags
+/// are matched by what stands around them too, and dropout gives the same text other ids each time.
+fn cutter(tokenizer: &tokenizers_fallback::Tokenizer) -> Option<DoubleArrayAhoCorasick<u32>> {
+    let tokens = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
+    let raw: Vec<_> = tokens.iter().filter(|(_, token)| !token.normalized).collect();
+    let flagged = raw.iter().any(|(_, token)| token.single_word || token.lstrip || token.rstrip);
+    let random = matches!(tokenizer.get_model(), ModelWrapper::BPE(model) if model.dropout.is_some());
+    if flagged || random || raw.is_empty() {
+        return None;
+    }
+    let patterns = raw.into_iter().map(|(id, token)| (token.content.as_str(), *id));
+    let builder = DoubleArrayAhoCorasickBuilder::new().match_kind(MatchKind::LeftmostLongest);
+    builder.build_with_values(patterns).ok()
 }
 
 impl Backend for Classic {
@@ -125,13 +174,18 @@ impl Backend for Classic {
     }
 
     fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String> {
-        let encoding = self.0.encode_fast(text, add_special_tokens).map_err(|e| e.to_string())?;
+        let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| e.to_string())?;
         ids.extend_from_slice(encoding.get_ids());
         Ok(())
     }
 
+    fn cuts(&self, text: &str) -> Vec<usize> {
+        let found = self.cutter.iter().flat_map(|cutter| cutter.leftmost_find_iter(text));
+        found.map(|token| token.start()).collect()
+    }
+
     fn added_tokens(&self) -> Vec<AddedToken> {
-        let vocabulary = self.0.get_added_vocabulary();
+        let vocabulary = self.inner.get_added_vocabulary();
         let token = |&id| {
             let content = vocabulary.simple_id_to_token(id)?;
             Some(AddedToken { id, special: vocabulary.is_special_token(&content), content })

@@ -6,6 +6,7 @@
 //! - [`plan`]: the file's decoder, turned into what runs for each token ([`stage`])
 //! - [`decoder`]: [`TextDecoder`], text as it comes
 //! - [`config`]: the files beside it, [`declared`]: the tokens they name
+//! - [`prompts`]: the ids of parts of earlier prompts
 //! - [`ranks`]: tiktoken's files, made into a `tokenizer.json`; [`families`]: whose they are
 
 mod backend;
@@ -16,6 +17,7 @@ mod families;
 mod file;
 mod han;
 mod plan;
+mod prompts;
 mod ranks;
 mod stage;
 mod vocab;
@@ -39,9 +41,11 @@ pub use decoder::TextDecoder;
 use decoder::{Machine, decode_all};
 use file::File;
 use plan::Plan;
+use prompts::{LEAST, PromptCache};
 use vocab::{ByteAlphabet, RAW_BYTE, SPECIAL, Table};
 
-/// A model's tokenizer: immutable, shared by all threads without a lock of ours.
+/// A model's tokenizer: immutable, shared by all threads without a lock of ours (but for the look-ups in the
+/// prompt cache).
 pub struct Tokenizer {
     backend: Box<dyn Backend>,
     plan: Plan,
@@ -52,6 +56,7 @@ pub struct Tokenizer {
     added: HashMap<String, u32>,
     alphabet: ByteAlphabet,
     config: Config,
+    prompts: Option<PromptCache>,
 }
 
 impl Tokenizer {
@@ -103,7 +108,7 @@ impl Tokenizer {
         }
         table.shrink();
         let display = if plan.displays() { Some(display(&plan, &table)?) } else { None };
-        let mut tokenizer = Self { backend, plan, table, display, added, alphabet, config };
+        let mut tokenizer = Self { backend, plan, table, display, added, alphabet, config, prompts: None };
         tokenizer.complete_config();
         Ok(tokenizer)
     }
@@ -126,10 +131,24 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
         let encoded = self.backend.encode(text, add_special_tokens, &mut ids);
-        encoded.map_err(|why| {
-            Error::new(Code::InvalidRequest, format!("the text cannot be tokenised: {why}"))
-        })?;
+        encoded.map_err(untokenisable)?;
         Ok(ids)
+    }
+
+    /// Keeps ids of prompts' parts, in `bytes` of memory at most; 0 keeps none.
+    pub fn cache_prompts(&mut self, bytes: usize) {
+        self.prompts = (bytes > 0).then(|| PromptCache::new(bytes));
+    }
+
+    /// The ids of a prompt that has its own special tokens: those of [`Self::encode`] with none added. The second
+    /// number tells how many of them were known from earlier prompts.
+    pub fn encode_prompt(&self, text: &str) -> Result<(Vec<u32>, usize)> {
+        let Some(prompts) = self.prompts.as_ref().filter(|_| text.len() >= LEAST) else {
+            return Ok((self.encode(text, false)?, 0));
+        };
+        let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        let reused = prompts.encode(self.backend.as_ref(), text, &mut ids).map_err(untokenisable)?;
+        Ok((ids, reused))
     }
 
     /// The text of `ids`, as Hugging Face's `decode` gives it. Unknown ids are skipped. (An added
@@ -215,6 +234,10 @@ impl Tokenizer {
     pub fn backend(&self) -> &'static str {
         self.backend.name()
     }
+}
+
+fn untokenisable(why: String) -> Error {
+    Error::new(Code::InvalidRequest, format!("the text cannot be tokenised: {why}"))
 }
 
 /// The file in `folder` that has the vocabulary: `tokenizer.json`, else a file of ranks.
