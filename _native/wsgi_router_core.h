@@ -313,9 +313,9 @@ int32_t wr_net_fd(const struct WrNet *handle);
 // `handle` is live; no other thread is in this function.
 void wr_net_events(struct WrNet *handle, const struct WrEvent **out, size_t *count);
 
-// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed to it as of `choice`; without
-// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
-// between messages; 0: for ever.
+// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
+// to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
+// the first message, `token_ms` between messages; 0: for ever.
 //
 // # Safety
 // See the module's conventions. The stream may be freed before the call.
