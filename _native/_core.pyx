@@ -377,7 +377,7 @@ cdef class Net:
 
     def generate(
         self,
-        str address not None,
+        str url not None,
         bytes request not None,
         Stream stream,
         uint32_t choice,
@@ -386,7 +386,7 @@ cdef class Net:
         sink,
     ):
         cdef WrNet *net = self.alive()
-        cdef bytes host = address.encode()
+        cdef bytes host = url.encode()
         cdef const uint8_t *host_data = data_of(host)
         cdef size_t host_size = PyBytes_GET_SIZE(host)
         cdef const uint8_t *data = data_of(request)
@@ -404,10 +404,10 @@ cdef class Net:
         return self.leave(call, code, &err)
 
     def unary(
-        self, str address not None, str method not None, bytes request not None, double seconds, sink
+        self, str url not None, str method not None, bytes request not None, double seconds, sink
     ):
         cdef WrNet *net = self.alive()
-        cdef bytes host = address.encode()
+        cdef bytes host = url.encode()
         cdef bytes name = method.encode()
         cdef const uint8_t *host_data = data_of(host)
         cdef size_t host_size = PyBytes_GET_SIZE(host)
@@ -463,12 +463,12 @@ cdef class Net:
                 except Exception:  # the other events have to be told
                     _LOG.exception("an event of a call was lost")
 
-    def forget(self, str address not None):
-        cdef bytes host = address.encode()
+    def forget(self, str url not None):
+        cdef bytes host = url.encode()
         wr_net_forget(self.alive(), data_of(host), PyBytes_GET_SIZE(host))
 
-    def heard(self, str address not None):
-        cdef bytes host = address.encode()
+    def heard(self, str url not None):
+        cdef bytes host = url.encode()
         cdef int64_t silence = wr_net_heard(self.alive(), data_of(host), PyBytes_GET_SIZE(host))
         return None if silence < 0 else silence / 1000
 

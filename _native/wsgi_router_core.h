@@ -313,15 +313,15 @@ int32_t wr_net_fd(const struct WrNet *handle);
 // `handle` is live; no other thread is in this function.
 void wr_net_events(struct WrNet *handle, const struct WrEvent **out, size_t *count);
 
-// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
-// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
-// between messages; 0: for ever.
+// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
+// to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
+// the first message, `token_ms` between messages; 0: for ever.
 //
 // # Safety
 // See the module's conventions. The stream may be freed before the call.
 int32_t wr_net_generate(struct WrNet *handle,
-                        const uint8_t *address,
-                        size_t address_len,
+                        const uint8_t *url,
+                        size_t url_len,
                         const uint8_t *request,
                         size_t request_len,
                         struct WrStream *stream,
@@ -337,8 +337,8 @@ int32_t wr_net_generate(struct WrNet *handle,
 // # Safety
 // See the module's conventions.
 int32_t wr_net_unary(struct WrNet *handle,
-                     const uint8_t *address,
-                     size_t address_len,
+                     const uint8_t *url,
+                     size_t url_len,
                      const uint8_t *method,
                      size_t method_len,
                      const uint8_t *request,
@@ -364,13 +364,13 @@ void wr_call_free(struct WrCall *handle);
 //
 // # Safety
 // See the module's conventions.
-void wr_net_forget(struct WrNet *handle, const uint8_t *address, size_t address_len);
+void wr_net_forget(struct WrNet *handle, const uint8_t *url, size_t url_len);
 
 // Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
 //
 // # Safety
 // See the module's conventions.
-int64_t wr_net_heard(const struct WrNet *handle, const uint8_t *address, size_t address_len);
+int64_t wr_net_heard(const struct WrNet *handle, const uint8_t *url, size_t url_len);
 
 // Cancels all calls and ends the thread.
 //

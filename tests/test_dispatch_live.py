@@ -208,7 +208,8 @@ def failover_scenario(port: int, dead: int) -> None:
     """The second worker dies unnoticed; its share of requests goes to the first one, without an error."""
     flow = Flow(port, dead, policy="round_robin")
     flow.transport.forget(flow.pool.workers[1])
-    flow.pool.workers[1].address = "127.0.0.1:9"  # nobody listens there
+    worker = flow.pool.workers[1]
+    worker.url, worker.address = "grpc://127.0.0.1:9", "127.0.0.1:9"  # nobody listens there
     for _ in range(6):
         assert ids_of(collect(flow.open(FIVE))[0]) == [11, 12, 13, 14, 15]
     assert flow.in_flight() == 0

@@ -25,6 +25,7 @@ from tests.support.scheduler import (
 )
 from tests.support.simulator import EOS, FLAGS
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.simulator import __main__ as simulator
 
 
 @pytest.fixture(scope="module")
@@ -374,3 +375,20 @@ def test_a_wrong_script_is_one_clear_line(tmp_path: Path, script: str, word: str
     assert run.returncode == 2
     assert len(run.stderr.splitlines()) == 1
     assert word in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--tls-cert", "x.pem"), "belong together"),
+        (("--tls-client-ca", "x.pem"), "belong together"),
+        (("--tls-cert", "/no", "--tls-key", "/no"), "cannot read /no: No such file"),
+    ],
+)
+def test_wrong_options_of_tls_are_one_clear_line(
+    flags: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulator.main(flags) == 2
+    error = capsys.readouterr().err
+    assert len(error.splitlines()) == 1
+    assert words in error

@@ -51,7 +51,7 @@ def test_changes(membership: Membership) -> None:
 
 
 def test_refusals(membership: Membership) -> None:
-    for url in (A, B):
+    for url in (A, B, A.replace("grpc://", "grpcs://")):
         with pytest.raises(WorkerExistsError):
             membership.add(url)
     before = membership.generation

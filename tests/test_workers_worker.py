@@ -95,6 +95,12 @@ def test_repr_tells_the_state() -> None:
     assert repr(lease) == "<Lease grpc://host:1 released>"
 
 
+def test_the_scheme_tells_whether_to_encrypt() -> None:
+    plain, encrypted = Worker("grpc://host:1"), Worker("grpcs://host:1")
+    assert (plain.address, plain.tls) == ("host:1", False)
+    assert (encrypted.address, encrypted.tls) == ("host:1", True)
+
+
 def test_other_schemes_are_refused() -> None:
     with pytest.raises(ValueError, match="grpc://"):
         Worker("http://host:1")

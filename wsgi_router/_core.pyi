@@ -134,7 +134,7 @@ class UnarySink(Protocol):
 class Net:
     """Calls to workers over HTTP/2, in a thread of its own; to be made after the fork.
 
-    ``options``: JSON, see ``net::Options``. Addresses are HOST:PORT.
+    ``options``: JSON, see ``net::Options``. URLs are grpc://HOST:PORT or grpcs://HOST:PORT.
     """
 
     def __init__(self, options: bytes) -> None: ...
@@ -146,7 +146,7 @@ class Net:
 
     def generate(
         self,
-        address: str,
+        url: str,
         request: bytes,
         stream: Stream | None,
         choice: int,
@@ -156,11 +156,11 @@ class Net:
     ) -> Call:
         """Starts Generate; messages are fed to ``stream``, or given to ``sink`` if it is None."""
 
-    def unary(self, address: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call: ...
-    def forget(self, address: str) -> None:
+    def unary(self, url: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call: ...
+    def forget(self, url: str) -> None:
         """Drops the connections to a worker."""
 
-    def heard(self, address: str) -> float | None:
+    def heard(self, url: str) -> float | None:
         """Seconds since anything of a call came from a worker."""
 
     def close(self) -> None:

@@ -71,7 +71,7 @@ def _configuration(named: Path | None) -> str:
 
 
 def _check() -> int:
-    from wsgi_router import native
+    from wsgi_router import native, tls
 
     configured = settings.load()
     for name in settings.unknown_variables(os.environ):
@@ -79,6 +79,7 @@ def _check() -> int:
     for name, field in settings.FIELDS.items():
         value = getattr(configured, name)
         print(f"{name} = {value!r}" if field.repr or not value else f"{name} = (hidden)")
+    tls.load(configured)
     tokenizer = native.load_tokenizer(configured)
     if tokenizer is None:
         print("no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set", file=sys.stderr)

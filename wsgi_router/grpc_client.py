@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import grpc
 
-from wsgi_router import runtime
+from wsgi_router import runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.transport import Cancel, RpcFailure
@@ -39,7 +39,7 @@ def _init_gevent() -> None:
     grpc.experimental.gevent.init_gevent()
 
 
-def _channel_options(settings: Settings) -> list[tuple[str, int]]:
+def _channel_options(settings: Settings) -> list[tuple[str, int | str]]:
     return [
         ("grpc.max_send_message_length", _MESSAGE_BYTES),
         ("grpc.max_receive_message_length", _MESSAGE_BYTES),
@@ -56,11 +56,30 @@ def _channel_options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
+class _Channels:
+    """Makes channels, plain ones and those with TLS."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._options = _channel_options(settings)
+        given = tls.load(settings)
+        self._credentials = grpc.ssl_channel_credentials(
+            given.roots or None, given.key or None, given.certificate or None
+        )
+        self._tls_options = list(self._options)
+        if given.server_name:
+            self._tls_options.append(("grpc.ssl_target_name_override", given.server_name))
+
+    def make(self, worker: Worker) -> Any:
+        if not worker.tls:
+            return grpc.insecure_channel(worker.address, options=self._options)
+        return grpc.secure_channel(worker.address, self._credentials, options=self._tls_options)
+
+
 class _Connection:
     """A channel with its callables; whoever holds it keeps the channel alive."""
 
-    def __init__(self, address: str, options: list[tuple[str, int]]) -> None:
-        self.channel = grpc.insecure_channel(address, options=options)
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
         self.generate = self.channel.unary_stream(_SERVICE + "Generate")
         self._unary: dict[str, Any] = {}
 
@@ -101,7 +120,7 @@ class GrpcTransport:
             _init_gevent()
         self._expected = len(settings.workers)
         runtime.init_process(self._expected)
-        self._options = _channel_options(settings)
+        self._channels = _Channels(settings)
         self._abort_timeout = settings.abort_timeout
         self._connections: dict[str, _Connection] = {}
         self._lock = threading.Lock()
@@ -155,7 +174,7 @@ class GrpcTransport:
 
     def forget(self, worker: Worker) -> None:
         with self._lock:
-            connection = self._connections.pop(worker.address, None)
+            connection = self._connections.pop(worker.url, None)
         if connection is not None:
             connection.channel.close()
 
@@ -167,13 +186,13 @@ class GrpcTransport:
             connection.channel.close()
 
     def _connection(self, worker: Worker) -> _Connection:
-        connection = self._connections.get(worker.address)
+        connection = self._connections.get(worker.url)
         if connection is None:
             with self._lock:
-                connection = self._connections.get(worker.address)
+                connection = self._connections.get(worker.url)
                 if connection is None:
-                    connection = _Connection(worker.address, self._options)
-                    self._connections[worker.address] = connection
+                    connection = _Connection(self._channels.make(worker))
+                    self._connections[worker.url] = connection
                     if len(self._connections) > self._expected:  # a worker that was added while running
                         self._expected += 1
                         runtime.init_process(1)

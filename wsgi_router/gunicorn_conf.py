@@ -53,13 +53,14 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router import native
+    from wsgi_router import native, tls
     from wsgi_router.workers import board
 
     _end_young_processes_at_once()
     _make_metrics_directory()
     board.share(_make_directory("state"))
     try:
+        tls.preload(_settings)
         native.preload_tokenizer(_settings)
     except settings.SettingsError as error:
         on_exit(server)
@@ -92,9 +93,10 @@ def _end_young_processes_at_once() -> None:
 
 def on_reload(_server: Any) -> None:
     """The files may have changed."""
-    from wsgi_router import native
+    from wsgi_router import native, tls
 
     native.forget_preloaded()
+    tls.forget_preloaded()
 
 
 def _make_metrics_directory() -> None:

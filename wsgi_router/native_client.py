@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router import native, runtime
+from wsgi_router import native, runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
+from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers.transport import Cancel, Patience, RpcFailure, Sink
 from wsgi_router.workers.worker import Worker
 
@@ -94,6 +94,26 @@ class _Unary:
         self.ended(_CANCELLED, "nobody waits for the answer", False)
 
 
+def _tls_options(credentials: tls.Credentials) -> dict[str, object]:
+    return {
+        "roots": credentials.roots.decode("utf-8", "replace"),
+        "pinned": credentials.private,
+        "certificate": credentials.certificate.decode("utf-8", "replace"),
+        "key": credentials.key.decode("utf-8", "replace"),
+        "server_name": credentials.server_name,
+    }
+
+
+def _new_net(options: dict[str, object]) -> native.Net:
+    """Raises SettingsError for certificates that the core cannot use, though OpenSSL can."""
+    try:
+        return native.Net(msgspec.json.encode(options))
+    except native.NativeError as error:
+        if error.param:
+            raise SettingsError(f"{error.param.upper()}: {' '.join(error.message.split())}") from None
+        raise
+
+
 class NativeTransport:
     """See `transport.FeedingTransport`. To be made after the fork; under gevent, after patching."""
 
@@ -105,8 +125,9 @@ class NativeTransport:
             "keepalive_time_ms": int(settings.keepalive_time * 1000),
             "keepalive_timeout_ms": int(settings.keepalive_timeout * 1000),
             "queue_size": settings.queue_size,
+            "tls": _tls_options(tls.load(settings)),
         }
-        self._net = native.Net(msgspec.json.encode(options))
+        self._net = _new_net(options)
         self._unwatch = runtime.watch_readable(self._net.fileno(), self._net.deliver)
         self._abort_timeout = settings.abort_timeout
         self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
@@ -119,11 +140,11 @@ class NativeTransport:
         self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
     ) -> Any:
         return self._net.generate(
-            worker.address, request, answer, choice, patience.first, patience.between, _Push(sink)
+            worker.url, request, answer, choice, patience.first, patience.between, _Push(sink)
         )
 
     def heard(self, worker: Worker) -> float:
-        silence = self._net.heard(worker.address)
+        silence = self._net.heard(worker.url)
         return 0.0 if silence is None else time.monotonic() - silence
 
     def unary(
@@ -139,7 +160,7 @@ class NativeTransport:
 
     def _unary(self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel) -> bytes:
         events = _Unary()
-        call = self._net.unary(worker.address, method, request, timeout, events)
+        call = self._net.unary(worker.url, method, request, timeout, events)
         try:
             assert events.done is not None
             with cancel.calling(events.cancel):
@@ -163,7 +184,7 @@ class NativeTransport:
         request = pb.AbortRequest(request_id=request_id, reason="client gone").SerializeToString()
         events = _Unary(self._forget_abort)
         self._aborts[events] = None
-        call = self._net.unary(worker.address, "Abort", request, self._abort_timeout, events)
+        call = self._net.unary(worker.url, "Abort", request, self._abort_timeout, events)
         with self._aborts_lock:
             if events in self._aborts:  # else it has ended already
                 self._aborts[events] = call
@@ -173,7 +194,7 @@ class NativeTransport:
             self._aborts.pop(events, None)
 
     def forget(self, worker: Worker) -> None:
-        self._net.forget(worker.address)
+        self._net.forget(worker.url)
 
     def close(self) -> None:
         self._closed = True

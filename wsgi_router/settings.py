@@ -126,15 +126,16 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 
 def worker_url(value: object) -> str:
-    """`grpc://HOST:PORT`, also from `HOST:PORT`; ValueError if it is neither."""
+    """`grpc://HOST:PORT`, or `grpcs://` with TLS; also from `HOST:PORT`. ValueError if it is none of them."""
     text = _text(value)
-    address = text.removeprefix("grpc://").rstrip("/")
+    scheme = "grpcs://" if text.startswith("grpcs://") else "grpc://"
+    address = text.removeprefix(scheme).rstrip("/")
     if "://" in address:
-        raise ValueError(f"{text!r} must begin with grpc://")
+        raise ValueError(f"{text!r} must begin with grpc:// or grpcs://")
     host, port = _host_and_port(address)
     if not host or not port:
-        raise ValueError(f"{text!r} must be grpc://HOST:PORT")
-    return f"grpc://{host}:{port}"
+        raise ValueError(f"{text!r} must be {scheme}HOST:PORT")
+    return f"{scheme}{host}:{port}"
 
 
 MOST_WORKERS: Final = 256
@@ -142,11 +143,18 @@ MOST_WORKERS: Final = 256
 
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
-    if len(set(urls)) != len(urls):
+    if len({url.partition("://")[2] for url in urls}) != len(urls):
         raise ValueError("names a worker twice")
     if len(urls) > MOST_WORKERS:
         raise ValueError(f"names {len(urls)} workers; at most {MOST_WORKERS} can be served")
     return urls
+
+
+def _host_name(value: object) -> str:
+    text = _text(value)
+    if text and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text):
+        raise ValueError(f"{text!r} is no host's name")
+    return text
 
 
 def _bind(value: object) -> str:
@@ -188,7 +196,27 @@ class Settings:
     """Every setting, checked. Times are in seconds, sizes in bytes."""
 
     workers: tuple[str, ...] = _row(
-        (), _worker_urls, "Workers' addresses, grpc://HOST:PORT, separated by commas. They may come up later."
+        (),
+        _worker_urls,
+        "Workers' addresses, grpc://HOST:PORT or grpcs://, separated by commas. They may come up later.",
+    )
+    worker_ca_file: str = _row(
+        "",
+        _text,
+        "PEM file of those who sign the certificates of grpcs:// workers. Empty: the system's authorities.",
+    )
+    worker_cert_file: str = _row(
+        "",
+        _text,
+        "PEM file with the certificate, and its chain, that the router shows to grpcs:// workers (mTLS).",
+    )
+    worker_key_file: str = _row(
+        "", _text, "PEM file with the key of `WORKER_CERT_FILE`, not encrypted. Both or neither."
+    )
+    worker_tls_server_name: str = _row(
+        "",
+        _host_name,
+        "Name that grpcs:// workers' certificates bear. Empty: the host in each one's address.",
     )
     workers_file: str = _row(
         "",

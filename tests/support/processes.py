@@ -136,16 +136,17 @@ class Worker(Process):
     def __init__(self, *flags: str, port: int = 0, module: str = "wsgi_router.simulator") -> None:
         super().__init__([sys.executable, "-m", module, "--bind", f"127.0.0.1:{port}", *flags])
         self.port = port
+        self.scheme = "grpc"
 
     def wait_ready(self) -> None:
         self.require(lambda: "worker ready on" in self.output(), "word of readiness")
-        found = re.search(r"worker ready on grpc://[^:]+:(\d+)", self.output())
+        found = re.search(r"worker ready on (grpcs?)://[^:]+:(\d+)", self.output())
         assert found is not None
-        self.port = int(found[1])
+        self.scheme, self.port = found[1], int(found[2])
 
     @property
     def url(self) -> str:
-        return f"grpc://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def server_info(self) -> dict[str, Any]:
         """scheduler_info of the worker: running, waiting, finished, … requests."""

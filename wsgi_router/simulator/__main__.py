@@ -8,13 +8,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 
 from wsgi_router.simulator.config import SimulatorConfig
 from wsgi_router.simulator.engine import SimulatedEngine
 from wsgi_router.worker_api.engine import LoraAdapter
-from wsgi_router.worker_api.server import DRAIN_SECONDS, serve
+from wsgi_router.worker_api.server import DRAIN_SECONDS, serve, tls_credentials
 from wsgi_router.worker_api.servicer import ServicerOptions
 
 ABORT_STATUSES = ("complete", *grpc.StatusCode.__members__)
@@ -37,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser("python -m wsgi_router.simulator", description=__doc__)
     add = p.add_argument
     add("--bind", default="127.0.0.1:0", help="HOST:PORT to listen on; port 0 takes a free one")
+    add("--tls-cert", type=Path, metavar="PEM", help="certificate to listen with, and its chain")
+    add("--tls-key", type=Path, metavar="PEM", help="its key")
+    add("--tls-client-ca", type=Path, metavar="PEM", help="who signs the certificates that clients must show")
     add("--tokenizer", type=Path, help="folder or tokenizer.json that GetTokenizer gives out")
     add("--model-name", default=default.model_name, help="served model name")
     add("--context-length", type=int, default=default.context_length, help="prompt and answer, in tokens")
@@ -119,6 +123,20 @@ def configure(options: argparse.Namespace) -> SimulatorConfig:
     )
 
 
+def tls(options: argparse.Namespace) -> Any:
+    """gRPC's server credentials, None without TLS. ValueError for options or files that cannot be used."""
+    if (options.tls_cert is None) != (options.tls_key is None) or (
+        options.tls_client_ca and not options.tls_key
+    ):
+        raise ValueError("--tls-cert and --tls-key belong together, and --tls-client-ca to both")
+    if options.tls_cert is None:
+        return None
+    try:
+        return tls_credentials(options.tls_cert, options.tls_key, options.tls_client_ca)
+    except OSError as error:
+        raise ValueError(f"cannot read {error.filename}: {error.strerror}") from None
+
+
 async def run(options: argparse.Namespace) -> None:
     """Serve until a signal ends it."""
     engine = SimulatedEngine(configure(options))
@@ -131,7 +149,7 @@ async def run(options: argparse.Namespace) -> None:
     servicer = ServicerOptions(
         complete_ids=options.complete_ids, abort_as=abort_as, history=options.history, version="simulated"
     )
-    await serve(engine, options.bind, servicer, options.drain_seconds)
+    await serve(engine, options.bind, servicer, options.drain_seconds, tls(options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

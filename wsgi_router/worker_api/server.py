@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -49,11 +50,17 @@ def handlers(servicer: SchedulerServicer) -> grpc.GenericRpcHandler:
 
 
 class WorkerServer:
-    """A listening worker. ``address`` is HOST:PORT once started; port 0 in ``bind`` takes a free one."""
+    """A listening worker. ``address`` is HOST:PORT once started; port 0 in ``bind`` takes a free one.
 
-    def __init__(self, engine: Engine, bind: str, options: ServicerOptions | None = None) -> None:
+    ``tls``: of `tls_credentials`; None listens in the clear.
+    """
+
+    def __init__(
+        self, engine: Engine, bind: str, options: ServicerOptions | None = None, tls: Any = None
+    ) -> None:
         self.engine = engine
         self.bind = bind
+        self.tls = tls
         self.address = ""
         self.servicer = SchedulerServicer(engine, options)
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -65,7 +72,10 @@ class WorkerServer:
     async def start(self) -> None:
         """Start the engine, then listen. RuntimeError if the port is taken."""
         await self.engine.start()
-        port = self._server.add_insecure_port(self.bind)
+        if self.tls is None:
+            port = self._server.add_insecure_port(self.bind)
+        else:
+            port = self._server.add_secure_port(self.bind, self.tls)
         await self._server.start()
         self.address = f"{self.bind.rpartition(':')[0]}:{port}"
 
@@ -76,15 +86,29 @@ class WorkerServer:
         await self.engine.close()
 
 
+def tls_credentials(certificate: Path, key: Path, client_ca: Path | None = None) -> Any:
+    """gRPC's server credentials of PEM files. With ``client_ca`` clients must show a certificate it signed.
+
+    OSError for a file that cannot be read.
+    """
+    authorities = None if client_ca is None else client_ca.read_bytes()
+    pair = (key.read_bytes(), certificate.read_bytes())
+    return grpc.ssl_server_credentials([pair], authorities, client_ca is not None)
+
+
 async def serve(
-    engine: Engine, bind: str, options: ServicerOptions | None = None, drain: float = DRAIN_SECONDS
+    engine: Engine,
+    bind: str,
+    options: ServicerOptions | None = None,
+    drain: float = DRAIN_SECONDS,
+    tls: Any = None,
 ) -> None:
     """Serve until told to stop. SIGTERM: open streams finish (``drain`` seconds). SIGINT: they are cut."""
     loop = asyncio.get_running_loop()
     told: asyncio.Queue[float] = asyncio.Queue()
     loop.add_signal_handler(signal.SIGTERM, told.put_nowait, drain)
     loop.add_signal_handler(signal.SIGINT, told.put_nowait, 0.0)
-    server = WorkerServer(engine, bind, options)
+    server = WorkerServer(engine, bind, options, tls)
     starting = asyncio.create_task(server.start())
     stopping = asyncio.create_task(told.get())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +116,8 @@ async def serve(
         starting.cancel()
         return
     await starting
-    print(f"worker ready on grpc://{server.address}", flush=True)
+    scheme = "grpc" if tls is None else "grpcs"
+    print(f"worker ready on {scheme}://{server.address}", flush=True)
     grace = await stopping
     # A second signal may shorten the drain, as a later stop() does in gRPC.
     impatient = asyncio.create_task(told.get())

@@ -13,7 +13,8 @@ from typing import Final
 from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
-_SCHEME: Final = "grpc://"
+_SCHEMES: Final = {"grpc": False, "grpcs": True}
+"""Those of workers' URLs, and whether they mean TLS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,13 @@ class Worker:
     """A worker's address, state and requests in flight."""
 
     def __init__(self, url: str, load: Load | None = None) -> None:
-        if not url.startswith(_SCHEME):
-            raise ValueError(f"worker {url!r} must be grpc://HOST:PORT")
+        scheme, _, address = url.partition("://")
+        if scheme not in _SCHEMES or not address:
+            raise ValueError(f"worker {url!r} must be grpc://HOST:PORT or grpcs://HOST:PORT")
         self.url = url
         self.id = worker_id(url)
-        self.address = url.removeprefix(_SCHEME)
+        self.address = address
+        self.tls = _SCHEMES[scheme]
         self.state = State.UNKNOWN
         self.draining = False
         """Takes no new requests, as the operator wants it."""

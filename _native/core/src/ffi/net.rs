@@ -157,17 +157,17 @@ pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEv
     });
 }
 
-/// Opens `Generate` at a worker (`host:port`). With a stream, its messages are fed to it as of `choice`; without
-/// one they come as events. `first_ms` is how long the worker may be silent before the first message, `token_ms`
-/// between messages; 0: for ever.
+/// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
+/// to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
+/// the first message, `token_ms` between messages; 0: for ever.
 ///
 /// # Safety
 /// See the module's conventions. The stream may be freed before the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_generate(
     handle: *mut WrNet,
-    address: *const u8,
-    address_len: usize,
+    url: *const u8,
+    url_len: usize,
     request: *const u8,
     request_len: usize,
     stream: *mut WrStream,
@@ -181,7 +181,7 @@ pub unsafe extern "C" fn wr_net_generate(
     guard(err, || {
         let answer = unsafe { stream.as_ref() }.map(|stream| (Arc::clone(&stream.shared), choice));
         let call = unsafe { net(handle) }?.net.generate(
-            unsafe { text(address, address_len) }?,
+            unsafe { text(url, url_len) }?,
             unsafe { input(request, request_len) },
             answer,
             tag,
@@ -199,8 +199,8 @@ pub unsafe extern "C" fn wr_net_generate(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_unary(
     handle: *mut WrNet,
-    address: *const u8,
-    address_len: usize,
+    url: *const u8,
+    url_len: usize,
     method: *const u8,
     method_len: usize,
     request: *const u8,
@@ -212,7 +212,7 @@ pub unsafe extern "C" fn wr_net_unary(
 ) -> i32 {
     guard(err, || {
         let call = unsafe { net(handle) }?.net.unary(
-            unsafe { text(address, address_len) }?,
+            unsafe { text(url, url_len) }?,
             unsafe { text(method, method_len) }?,
             unsafe { input(request, request_len) },
             tag,
@@ -250,9 +250,9 @@ pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
 /// # Safety
 /// See the module's conventions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, address_len: usize) {
+pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, url: *const u8, url_len: usize) {
     guard(std::ptr::null_mut(), || {
-        unsafe { net(handle) }?.net.forget(unsafe { text(address, address_len) }?);
+        unsafe { net(handle) }?.net.forget(unsafe { text(url, url_len) }?);
         Ok(())
     });
 }
@@ -262,11 +262,11 @@ pub unsafe extern "C" fn wr_net_forget(handle: *mut WrNet, address: *const u8, a
 /// # Safety
 /// See the module's conventions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, address: *const u8, address_len: usize) -> i64 {
-    let (Ok(handle), Ok(address)) = (unsafe { net(handle) }, unsafe { text(address, address_len) }) else {
+pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, url: *const u8, url_len: usize) -> i64 {
+    let (Ok(handle), Ok(url)) = (unsafe { net(handle) }, unsafe { text(url, url_len) }) else {
         return -1;
     };
-    handle.net.heard(address)
+    handle.net.heard(url)
 }
 
 /// Cancels all calls and ends the thread.

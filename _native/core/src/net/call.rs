@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::RecvStream;
-use http::uri::{PathAndQuery, Scheme, Uri};
+use http::uri::{PathAndQuery, Uri};
 use http::{HeaderMap, HeaderValue, Method, Request, Version};
 
 use super::Shared;
@@ -144,7 +144,7 @@ async fn open(job: &Job) -> Result<(Lease, h2::client::ResponseFuture), Status> 
 fn head(job: &Job) -> Request<()> {
     const AGENT: &str = concat!("wsgi-router/", env!("CARGO_PKG_VERSION"));
     let mut uri = http::uri::Parts::default();
-    uri.scheme = Some(Scheme::HTTP);
+    uri.scheme = Some(job.worker.scheme.clone());
     uri.authority = Some(job.worker.authority.clone());
     uri.path_and_query = Some(job.path.clone());
     let mut request = Request::new(());

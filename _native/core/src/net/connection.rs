@@ -3,7 +3,8 @@
 //! Calls wait for a connection while an attempt is under way; for a short time after a failed one they fail at
 //! once. A connection that is lost, or that the worker wants to be rid of, takes no new calls.
 
-use std::net::SocketAddr;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -12,15 +13,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::client::{Connection, SendRequest};
 use h2::{Ping, PingPong};
-use http::uri::Authority;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use http::uri::{Authority, Scheme};
 use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use super::Options;
+use super::io::{Io, dial};
 use super::status::{Status, UNAVAILABLE};
+use super::tls::{Doubt, Tls};
 
 /// How long a failed attempt stands for the next ones.
 const FAILURE_HOLDS: Duration = Duration::from_millis(200);
@@ -98,8 +99,13 @@ impl Drop for Lease {
 
 /// A worker and the connections to it.
 pub struct Worker {
+    /// `host:port`.
     pub address: String,
+    pub scheme: Scheme,
+    /// What calls say whom they are for.
     pub authority: Authority,
+    host: String,
+    tls: Option<Arc<Tls>>,
     options: Options,
     state: Mutex<State>,
     changed: Notify,
@@ -117,13 +123,26 @@ struct State {
 }
 
 impl Worker {
-    /// None: the address is no `host:port`.
-    pub fn new(address: &str, options: Options) -> Option<Arc<Self>> {
-        let authority: Authority = address.parse().ok()?;
-        authority.port_u16().filter(|_| !authority.host().is_empty())?;
-        Some(Arc::new(Self {
+    /// `grpc://HOST:PORT`, `grpcs://HOST:PORT`, or without a scheme. Errors: why it cannot be called.
+    pub fn new(url: &str, options: Options, tls: Option<&Arc<Tls>>) -> Result<Arc<Self>, &'static str> {
+        let (address, tls) = match url.strip_prefix("grpcs://") {
+            Some(address) => (address, Some(Arc::clone(tls.ok_or("TLS was not set up")?))),
+            None => (url.strip_prefix("grpc://").unwrap_or(url), None),
+        };
+        let no_address = "it is no HOST:PORT";
+        let named: Authority = address.parse().map_err(|_| no_address)?;
+        let host = named.host().to_owned();
+        if named.port_u16().is_none() || host.is_empty() {
+            return Err(no_address);
+        }
+        // Who is known by another name is called by it, as grpcio does.
+        let renamed = tls.as_ref().filter(|tls| tls.renames()).and_then(|tls| tls.name(&host).parse().ok());
+        Ok(Arc::new(Self {
             address: address.to_owned(),
-            authority,
+            scheme: if tls.is_some() { Scheme::HTTPS } else { Scheme::HTTP },
+            authority: renamed.unwrap_or(named),
+            host,
+            tls,
             options,
             state: Mutex::default(),
             changed: Notify::new(),
@@ -213,22 +232,24 @@ impl Worker {
 
     /// A connection whose worker has answered: its settings are known by then.
     async fn attempt(self: &Arc<Self>) -> Result<Arc<Link>, String> {
-        let io = dial(&self.address).await.map_err(|error| error.to_string())?;
-        let (sender, mut connection) = handshake(io).await.map_err(|error| error.to_string())?;
-        let mut pings = connection.ping_pong().ok_or("no pings")?;
+        let socket = dial(&self.address).await.map_err(|error| error.to_string())?;
+        let (io, doubt) = match &self.tls {
+            Some(tls) => tls.encrypt(socket, tls.name(&self.host)).await?,
+            None => (Io::Plain(socket), Doubt::Plain),
+        };
+        let spoken = greet(io).await;
+        let (sender, connection, pings) = spoken.map_err(|error| doubt.explain(error))?;
         let closed = Arc::new(AtomicBool::new(false));
         let driving = drive(connection, Arc::clone(&closed), Arc::downgrade(self));
-        let driver = Driver(tokio::spawn(driving).abort_handle());
-        pings.ping(Ping::opaque()).await.map_err(|error| error.to_string())?;
         let link = Arc::new(Link {
             sender,
-            driver,
+            driver: Driver(tokio::spawn(driving).abort_handle()),
             calls: AtomicUsize::new(0),
             used: AtomicBool::new(true),
             closed,
             dropped: OnceLock::new(),
         });
-        tokio::spawn(watch(Arc::downgrade(&link), Arc::downgrade(self), pings, self.options));
+        tokio::spawn(watch(Arc::downgrade(&link), Arc::downgrade(self), pings, self.options.clone()));
         Ok(link)
     }
 
@@ -276,26 +297,35 @@ impl Drop for Driver {
     }
 }
 
-/// All addresses of a name are tried, in order. The error of the last one.
-async fn dial(address: &str) -> std::io::Result<TcpStream> {
-    let found: Vec<SocketAddr> = tokio::net::lookup_host(address).await?.collect();
-    let mut last = std::io::Error::new(std::io::ErrorKind::NotFound, "the name has no address");
-    for address in found {
-        match TcpStream::connect(address).await {
-            Ok(socket) => {
-                socket.set_nodelay(true)?;
-                return Ok(socket);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
+type Spoken = (SendRequest<Bytes>, Connection<Io>, PingPong);
+
+/// Begins HTTP/2 and waits for the worker's first answer. Errors: words.
+async fn greet(io: Io) -> Result<Spoken, String> {
+    let (sender, mut connection) = handshake(io).await.map_err(words)?;
+    let mut pings = connection.ping_pong().ok_or("no pings")?;
+    first_answer(&mut connection, &mut pings).await?;
+    Ok((sender, connection, pings))
 }
 
-async fn handshake<I>(io: I) -> Result<(SendRequest<Bytes>, Connection<I>), h2::Error>
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
+/// If there is none, the connection knows why.
+async fn first_answer(connection: &mut Connection<Io>, pings: &mut PingPong) -> Result<(), String> {
+    let mut answer = pin!(pings.ping(Ping::opaque()));
+    poll_fn(|context| match answer.as_mut().poll(context) {
+        Poll::Ready(Ok(_)) => Poll::Ready(Ok(())),
+        outcome => match Pin::new(&mut *connection).poll(context) {
+            Poll::Ready(Err(error)) => Poll::Ready(Err(words(error))),
+            Poll::Ready(Ok(())) => Poll::Ready(Err("the worker closed the connection".to_owned())),
+            Poll::Pending => outcome.map(|outcome| outcome.map(drop).map_err(words)),
+        },
+    })
+    .await
+}
+
+fn words(error: h2::Error) -> String {
+    error.get_io().map_or_else(|| error.to_string(), ToString::to_string)
+}
+
+async fn handshake(io: Io) -> Result<(SendRequest<Bytes>, Connection<Io>), h2::Error> {
     h2::client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -312,10 +342,7 @@ where
 }
 
 /// Moves the bytes of a connection, until it ends.
-async fn drive<I>(connection: Connection<I>, closed: Arc<AtomicBool>, worker: Weak<Worker>)
-where
-    I: AsyncRead + AsyncWrite + Unpin,
-{
+async fn drive(connection: Connection<Io>, closed: Arc<AtomicBool>, worker: Weak<Worker>) {
     let _closing = Closing { closed, worker };
     // Its calls hear of the error too, each for itself.
     let _ = connection.await;

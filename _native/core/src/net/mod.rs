@@ -1,7 +1,7 @@
 //! The native transport: gRPC calls to the workers in one thread of ours, which feeds each message straight into
 //! its answer's stream.
 //!
-//! - [`connection`]: the connections to a worker
+//! - [`connection`]: the connections to a worker; [`io`]: their sockets, [`tls`] and [`trust`]: encrypted ones
 //! - [`call`]: one call; [`frames`], [`status`] and [`patience`] are its parts
 //! - [`answer`]: the stream that a call feeds and Python takes from; [`socket`]: the client's, if it was lent
 //! - [`events`]: what Python is told
@@ -13,9 +13,12 @@ pub mod call;
 pub mod connection;
 pub mod events;
 pub mod frames;
+pub mod io;
 pub mod patience;
 pub mod socket;
 pub mod status;
+pub mod tls;
+pub mod trust;
 
 #[cfg(test)]
 mod tests;
@@ -38,6 +41,7 @@ use answer::Answer;
 use call::{Deadline, Job, Outlet};
 use connection::Worker;
 use events::{Event, Events, Mailbox};
+use tls::Tls;
 
 const SERVICE: &str = "/sglang.grpc.scheduler.SglangScheduler/";
 /// Threads that look up names; an attempt to connect waits for one.
@@ -46,7 +50,7 @@ const RESOLVERS: usize = 4;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// What the transport needs to know. All may be left out.
-#[derive(Clone, Copy, Debug, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
     pub keepalive_time_ms: u64,
@@ -58,6 +62,8 @@ pub struct Options {
     pub queue_size: usize,
     /// Calls on one connection.
     pub max_streams: usize,
+    /// Needed for workers whose URL begins with `grpcs://`.
+    pub tls: Option<tls::Options>,
 }
 
 impl Default for Options {
@@ -69,6 +75,7 @@ impl Default for Options {
             message_bytes: 256 << 20,
             queue_size: 2000,
             max_streams: 1000,
+            tls: None,
         }
     }
 }
@@ -87,6 +94,7 @@ impl Options {
 /// What calls share.
 pub struct Shared {
     options: Options,
+    tls: Option<Arc<Tls>>,
     events: Events,
     workers: Mutex<HashMap<String, Arc<Worker>>>,
 }
@@ -96,14 +104,15 @@ impl Shared {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn worker(&self, address: &str) -> Result<Arc<Worker>> {
+    fn worker(&self, url: &str) -> Result<Arc<Worker>> {
         let mut workers = self.workers();
-        if let Some(worker) = workers.get(address) {
+        if let Some(worker) = workers.get(url) {
             return Ok(Arc::clone(worker));
         }
-        let worker = Worker::new(address, self.options);
-        let worker = worker.ok_or_else(|| internal(format!("{address:?} is no address of a worker.")))?;
-        workers.insert(address.to_owned(), Arc::clone(&worker));
+        let worker = Worker::new(url, self.options.clone(), self.tls.as_ref());
+        let worker =
+            worker.map_err(|why| internal(format!("The worker {url:?} cannot be called: {why}.")))?;
+        workers.insert(url.to_owned(), Arc::clone(&worker));
         Ok(worker)
     }
 }
@@ -118,13 +127,14 @@ pub struct Net {
 }
 
 impl Net {
-    /// Errors: `Load`, if the system refuses a thread or what it needs.
-    pub fn new(options: Options) -> Result<Self> {
+    /// Errors: `Load`, if the system refuses a thread or what it needs, or certificates cannot be used.
+    pub fn new(mut options: Options) -> Result<Self> {
         let refused = |error: std::io::Error| {
             Error::new(Code::Load, format!("The native transport cannot start: {error}."))
         };
+        let tls = options.tls.take().map(|options| Tls::new(&options)).transpose()?.map(Arc::new);
         let events = Events::new().map_err(refused)?;
-        let shared = Arc::new(Shared { options, events, workers: Mutex::default() });
+        let shared = Arc::new(Shared { options, tls, events, workers: Mutex::default() });
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(RESOLVERS).build();
         let runtime = runtime.map_err(refused)?;
         let handle = runtime.handle().clone();
@@ -145,47 +155,40 @@ impl Net {
         self.shared.events.fetch(out);
     }
 
-    /// Opens `Generate`. With an answer, choice `choice` of it is fed. Limits of 0 are none.
+    /// Opens `Generate` at a worker's URL: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS. With an answer, choice `choice` of it is fed. Limits of 0 are none.
     pub fn generate(
         &self,
-        address: &str,
+        url: &str,
         request: &[u8],
         answer: Option<(Arc<Answer>, u32)>,
         tag: u64,
         first: Duration,
         between: Duration,
     ) -> Result<Call> {
-        self.call(address, "Generate", request, answer, tag, Deadline::Silence { first, between })
+        self.call(url, "Generate", request, answer, tag, Deadline::Silence { first, between })
     }
 
     /// Calls a method by its short name. A limit of 0 is none.
-    pub fn unary(
-        &self,
-        address: &str,
-        method: &str,
-        request: &[u8],
-        tag: u64,
-        limit: Duration,
-    ) -> Result<Call> {
-        self.call(address, method, request, None, tag, Deadline::Whole(limit))
+    pub fn unary(&self, url: &str, method: &str, request: &[u8], tag: u64, limit: Duration) -> Result<Call> {
+        self.call(url, method, request, None, tag, Deadline::Whole(limit))
     }
 
     /// Drops the connections to a worker; its calls end with UNAVAILABLE.
-    pub fn forget(&self, address: &str) {
-        let worker = self.shared.workers().remove(address);
+    pub fn forget(&self, url: &str) {
+        let worker = self.shared.workers().remove(url);
         if let Some(worker) = worker {
             worker.forget();
         }
     }
 
     /// Milliseconds since anything of a call came from a worker, −1 if nothing ever did.
-    pub fn heard(&self, address: &str) -> i64 {
-        self.shared.workers().get(address).map_or(-1, |worker| worker.heard())
+    pub fn heard(&self, url: &str) -> i64 {
+        self.shared.workers().get(url).map_or(-1, |worker| worker.heard())
     }
 
     fn call(
         &self,
-        address: &str,
+        url: &str,
         method: &str,
         request: &[u8],
         answer: Option<(Arc<Answer>, u32)>,
@@ -197,7 +200,7 @@ impl Net {
         if u32::try_from(request.len()).is_err() {
             return Err(internal("The request to the worker has 4 GiB or more.".to_owned()));
         }
-        let worker = self.shared.worker(address)?;
+        let worker = self.shared.worker(url)?;
         let job = Job { worker, path, request: frames::framed(request), deadline };
         let mailbox = Mailbox::new(tag);
         let fed = answer.as_ref().map(|(answer, _)| Arc::clone(answer));

@@ -96,6 +96,35 @@ fn a_worker_that_does_not_answer_a_connection_is_given_up() {
 }
 
 #[test]
+fn a_handshake_that_hangs_is_given_up() {
+    let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = dead.local_addr().unwrap().to_string();
+    let tls = Some(crate::net::tls::Options::default());
+    let mut client = Client::with(Options { connect_timeout_ms: 80, tls, ..Options::default() });
+    let _call = client.generate(&format!("grpcs://{address}"), None, 1);
+    let words = format!("connect to {address} failed: no answer within 80 ms");
+    assert_eq!(client.end(1), Status::new(UNAVAILABLE, words));
+}
+
+#[test]
+fn a_url_has_a_scheme_that_we_can_speak() {
+    let call = |client: &Client, url: &str| {
+        client.net.generate(url, b"", None, 1, LONG, LONG).err().map(|error| error.message)
+    };
+    let plain = Client::new();
+    let words = |url: &str, why: &str| Some(format!("The worker \"{url}\" cannot be called: {why}."));
+    assert_eq!(call(&plain, "grpc://127.0.0.1:1"), None);
+    assert_eq!(call(&plain, "grpcs://127.0.0.1:1"), words("grpcs://127.0.0.1:1", "TLS was not set up"));
+    assert_eq!(call(&plain, "127.0.0.1"), words("127.0.0.1", "it is no HOST:PORT"));
+    let options = Options { tls: Some(crate::net::tls::Options::default()), ..Options::default() };
+    let client = Client::with(options);
+    assert_eq!(call(&client, "grpcs://[::1]:1"), None);
+    for wrong in ["http://127.0.0.1:1", "grpcs://", "grpcs://:1", "grpcs://127.0.0.1"] {
+        assert_eq!(call(&client, wrong), words(wrong, "it is no HOST:PORT"));
+    }
+}
+
+#[test]
 fn a_worker_that_comes_back_is_found() {
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut client = Client::new();
