@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, g, request
+from typing import Any
+
+from flask import Blueprint
 
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import generate
-from wsgi_router.api.services import current
+from wsgi_router.api.generation import Answer, generate, generating
+from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import Generated, TextCompletion
 
 blueprint = Blueprint("completions", __name__)
@@ -22,11 +24,10 @@ blueprint = Blueprint("completions", __name__)
     errors=GENERATION,
     event=TextCompletion,
 )
-def completions() -> Response:
-    services = current()
+@generating
+def completions(services: Services, record: observability.RequestRecord, environ: dict[str, Any]) -> Answer:
     settings = services.settings
-    record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings)
+    body = read_body(environ, settings)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
@@ -34,7 +35,7 @@ def completions() -> Response:
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
     prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters)
-    return generate(services, record, prepared)
+    return generate(services, record, environ, prepared)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -46,12 +47,13 @@ def completions() -> Response:
     event=Generated,
     may_be_list=True,
 )
-def generate_natively() -> Response:
+@generating
+def generate_natively(
+    services: Services, record: observability.RequestRecord, environ: dict[str, Any]
+) -> Answer:
     """SGLang's own route; its clients use PUT too."""
-    services = current()
     settings = services.settings
-    record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings)
+    body = read_body(environ, settings)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
@@ -59,4 +61,4 @@ def generate_natively() -> Response:
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
     prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters)
-    return generate(services, record, prepared)
+    return generate(services, record, environ, prepared)
