@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import Protocol
 
@@ -23,7 +22,7 @@ class Endings:
         self._seconds = seconds
         self._due: dict[_Ending, float] = {}  # in the order of time
         self._timed = False
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
 
     def watch(self, choice: _Ending) -> None:
         with self._lock:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from typing import Any
 
@@ -34,7 +33,7 @@ class Readings:
     def __init__(self) -> None:
         self._open: dict[Reading, None] = {}
         self._timer_due = float("inf")
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
 
     def begin(self, sock: Any, seconds: float) -> Reading:
         """To be ended by `end`, once the body is there."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from wsgi_router import runtime
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
 _SCHEME: Final = "grpc://"
@@ -62,7 +62,7 @@ class Worker:
         """The loaded ones by name, as far as it was asked; replaced as a whole."""
         self.adapters_at = -math.inf
         """When it was asked; by time.monotonic."""
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
