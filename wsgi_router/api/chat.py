@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint
 
 from wsgi_router import observability, preprocess, schema
-from wsgi_router.api.body import read_body
+from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.generation import Answer, generate, generating
 from wsgi_router.api.services import Services
@@ -32,6 +32,7 @@ def chat_completions(
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name

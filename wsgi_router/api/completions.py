@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint
 
 from wsgi_router import observability, preprocess, schema
-from wsgi_router.api.body import read_body
+from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.generation import Answer, generate, generating
 from wsgi_router.api.services import Services
@@ -31,6 +31,7 @@ def completions(services: Services, record: observability.RequestRecord, environ
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
@@ -57,6 +58,7 @@ def generate_natively(
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name

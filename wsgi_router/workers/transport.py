@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from wsgi_router.workers.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateJob:
+class GenerateJob(msgspec.Struct, frozen=True):
     """What a worker is to do. `body` is a GenerateRequest without its request_id; ids are put in front."""
 
     model: str
     body: bytes
     choices: int = 1
-    hints: Mapping[str, str] = field(default_factory=dict)
+    hints: Mapping[str, str] = msgspec.field(default_factory=dict)
     """What routing policies may go by."""
     streamed: bool = True
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
@@ -69,8 +69,7 @@ class Call(Protocol):
         """Cancels it if it still runs; no event follows. Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(NamedTuple):
     """Longest waits in seconds: for the first message, and between two."""
 
     first: float
