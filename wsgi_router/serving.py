@@ -28,6 +28,7 @@ def start(worker: Any) -> None:
     worker's `alive` becomes false, its listener closes, and open requests are given graceful_timeout.
     """
     start_all()
+    lending.keep_settings(worker.cfg)
     lending.lend_sockets(worker)
     runtime.spawn(_watch, worker)
 
