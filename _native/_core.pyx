@@ -215,6 +215,10 @@ cdef class Prepared:
         cdef size_t index
         return [self.view.ids[index] for index in range(self.view.ids_len)]
 
+    def prefix(self, size_t count):
+        cdef size_t size = min(count, self.view.ids_len) * sizeof(uint32_t)
+        return PyBytes_FromStringAndSize(<const char *> self.view.ids, size)
+
 
 cdef class Stream:
     cdef WrStream *handle

@@ -44,6 +44,20 @@ def test_many_embeddings_come_in_order(make: Callable[..., App]) -> None:
     assert embed(app, input=[1, 2]).get_json()["data"][0]["embedding"][0] == 2
 
 
+def test_a_worker_that_counts_no_tokens(make: Callable[..., App]) -> None:
+    app = make()
+    app.transport.unary_answers = {"Embed": pb.EmbedResponse(embedding=[1.0])}
+    usage = embed(app, input=["abc", "de"]).get_json()["usage"]
+    assert usage == {"prompt_tokens": 5, "total_tokens": 5}
+
+
+def test_fields_without_effect_are_named(make: Callable[..., App]) -> None:
+    app = make()
+    embedder(app)
+    assert embed(app, zorg=1).headers["X-Router-Warning"] == "fields without effect: zorg"
+    assert "X-Router-Warning" not in embed(app, user="me").headers
+
+
 def test_base64(make: Callable[..., App]) -> None:
     app = make()
     embedder(app)
@@ -100,6 +114,15 @@ def test_a_vector_that_is_none(make: Callable[..., App], response: pb.EmbedRespo
     app = make()
     app.transport.unary_answers = {"Embed": response}
     assert error_of(embed(app), 502)["code"] == "worker_protocol_error"
+
+
+@pytest.mark.parametrize("method", ["Embed", "GetServerInfo"])
+def test_a_message_that_cannot_be_read(make: Callable[..., App], method: str) -> None:
+    app = make()
+    embedder(app)
+    app.transport.unary_answers[method] = b"\xff"
+    assert error_of(embed(app, dimensions=4), 502)["code"] == "worker_protocol_error"
+    assert app.services.pool.workers[0].in_flight == 0
 
 
 def test_an_input_beyond_the_context(make: Callable[..., App]) -> None:

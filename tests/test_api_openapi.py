@@ -17,7 +17,7 @@ from werkzeug.test import Client
 
 from tests import test_schema, test_schema_routes, test_schema_tools
 from tests.support import sse
-from tests.support.app import CHAT, MODEL, App, RpcFailure, ask, chunk, complete, embedder, whole
+from tests.support.app import CHAT, MODEL, WORKER, App, RpcFailure, ask, chunk, complete, embedder, whole
 from tests.support.openapi import described, judge
 from tests.test_schema_routes import COMPLETION, DETOKENIZE, EMBED, GENERATE, LEAST, TOKENIZE
 from wsgi_router import errors
@@ -28,6 +28,7 @@ from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema import chat, output
 from wsgi_router.schema.description import REQUESTS
 from wsgi_router.settings import Settings
+from wsgi_router.workers.worker import worker_id
 
 NAMES = {
     COMPLETION: "CompletionRequest",
@@ -102,10 +103,10 @@ def test_every_field_of_a_request_is_in_it(name: str) -> None:
 
 def test_a_chat_request_has_the_fields_that_its_parsers_share() -> None:
     properties = described()["components"]["schemas"]["ChatRequest"]["properties"]
-    assert properties.keys() == chat.KNOWN | output.TAKEN
+    assert properties.keys() == chat.FIELDS.known | output.TAKEN
 
 
-def test_every_body_of_a_post_is_described() -> None:
+def test_every_body_is_described() -> None:
     bodies = {
         path: operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
         for path, operations in described()["paths"].items()
@@ -119,6 +120,8 @@ def test_every_body_of_a_post_is_described() -> None:
         "/v1/embeddings": "EmbeddingRequest",
         "/v1/tokenize": "TokenizeRequest",
         "/v1/detokenize": "DetokenizeRequest",
+        "/workers": "NewWorker",
+        "/workers/{name}": "WorkerChange",
     }
 
 
@@ -134,7 +137,7 @@ def test_keys_are_told_where_they_are_needed() -> None:
     guarded = {path for path in described()["paths"] if path.startswith(("/v1", "/generate"))}
     assert needing(described(), "apiKey") == set()
     assert needing(described(("k",)), "apiKey") == guarded
-    assert needing(described(), "adminKey") == {"/flush_cache"}
+    assert needing(described(), "adminKey") == {"/flush_cache", "/workers", "/workers/{name}"}
 
 
 def test_statuses_of_workers_are_told() -> None:
@@ -243,7 +246,7 @@ def test_limits_are_told(field: str, outside: list[Any]) -> None:
         assert (error.param or "").startswith(field)
 
 
-CHAT_FIELDS = sorted(chat.KNOWN | output.TAKEN)
+CHAT_FIELDS = sorted(chat.FIELDS.known | output.TAKEN)
 
 
 @given(st.sampled_from(CHAT_FIELDS), test_schema_tools.JSON_VALUES)
@@ -337,6 +340,14 @@ def check(schema: dict[str, Any], value: Any) -> None:
         ("get", "/get_loads", None, 200),
         ("get", "/get_loads?include=x", None, 400),
         ("post", "/flush_cache", None, 200),
+        ("get", "/workers", None, 200),
+        ("post", "/workers", {"url": "grpc://127.0.0.1:9"}, 200),
+        ("post", "/workers", {"url": WORKER}, 409),
+        ("post", "/workers", {"url": "x"}, 400),
+        ("get", f"/workers/{worker_id(WORKER)}", None, 200),
+        ("get", "/workers/other", None, 404),
+        ("put", f"/workers/{worker_id(WORKER)}", {"draining": True}, 200),
+        ("delete", f"/workers/{worker_id(WORKER)}", None, 200),
     ],
 )
 def test_other_answers_are_as_described(
@@ -351,6 +362,7 @@ def test_other_answers_are_as_described(
     answer = app.client.open(path, method=method.upper(), json=body, headers={"Authorization": "Bearer root"})
     assert answer.status_code == status, answer.text
     route = re.sub(r"^/v1/models/.*", "/v1/models/{model}", path.partition("?")[0])
+    route = re.sub(r"^/workers/.*", "/workers/{name}", route)
     response = described()["paths"][route][method]["responses"][str(status)]
     check(response["content"]["application/json"]["schema"], answer.get_json())
 

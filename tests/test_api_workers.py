@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,27 @@ def test_server_info(make: Callable[..., App]) -> None:
     assert (shown["tp_size"], shown["max_total_tokens"], shown["running"]) == (2, 7, 3)
     assert isinstance(shown["tp_size"], int)
     assert (shown["version"], shown["active_requests"], shown["is_paused"]) == ("9.9", 2, False)
+
+
+def test_any_value_of_a_worker_is_shown(make: Callable[..., App]) -> None:
+    app = make()
+    info = pb.GetServerInfoResponse()
+    nested = {"none": None, "on": True, "nan": math.nan}
+    info.server_args.update({"rates": [1, 0.5, math.inf], "nested": nested})
+    info.server_args.fields["nothing"].SetInParent()
+    app.transport.unary_answers = {"GetServerInfo": info}
+    shown = app.client.get("/get_server_info").get_json()
+    assert shown["rates"] == [1, 0.5, None]
+    assert shown["nested"] == {**nested, "nan": None}
+    assert shown["nothing"] is None
+
+
+def test_a_time_that_is_none(make: Callable[..., App]) -> None:
+    app = make()
+    info = pb.GetServerInfoResponse()
+    info.start_time.seconds = 2**62
+    app.transport.unary_answers = {"GetServerInfo": info}
+    assert error_of(app.client.get("/get_server_info"), 502)["code"] == "worker_protocol_error"
 
 
 def test_loads_of_every_worker(make: Callable[..., App]) -> None:

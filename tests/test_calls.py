@@ -12,6 +12,7 @@ import pytest
 from tests.support.bench import Bench, nothing_is_left
 from tests.support.flow import Client
 from tests.support.modes import MODES, run
+from tests.support.processes import wait_until
 from wsgi_router import runtime
 from wsgi_router.calls import Calls
 from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamError
@@ -125,19 +126,22 @@ def test_one_that_fails_ends_all() -> None:
 def test_the_client_leaves() -> None:
     release = threading.Event()
 
-    def hang(request: bytes, worker: str) -> pb.EmbedResponse:
-        release.wait(10)
-        return counted(request, worker)
+    def hang(request: bytes, worker: str) -> RpcFailure:
+        release.wait(60)
+        return RpcFailure("CANCELLED")
 
     bench = Asked(hang)
+    bench.transport.on_cancel = release.set
     client = Client()
     runtime.call_later(0.1, client.leave)
     start = time.monotonic()
     with pytest.raises(ClientGone):
         bench.calls.ask_for_each("Embed", [b"x"] * 50, 5, "m", client.watch)
     assert time.monotonic() - start < 3
-    release.set()
+    assert release.is_set()
+    wait_until(lambda: sum(bench.in_flight()) == 0, 5)
     assert len(bench.asked_of) <= 8
+    assert all(worker.available() for worker in bench.pool.workers)
 
 
 def test_all_workers_are_asked_each_with_its_own_result() -> None:

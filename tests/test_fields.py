@@ -1,4 +1,4 @@
-"""Every field of every POST route: a wrong type, a value outside of its limits, what excludes it.
+"""Every field of every route that takes a body: a wrong type, a value outside its limits, what excludes it.
 
 Each is a 400 that names the field by its JSON path, and no worker hears of it. The table has a row for every
 field of the types that read requests, or the first test fails.
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from msgspec import inspect
+from werkzeug.test import TestResponse
 
 from tests import test_schema, test_schema_routes, test_schema_tools
 from tests.support.app import CHAT, CONTEXT, MODEL, App, ask, embedder, error_of, whole
@@ -25,6 +26,7 @@ from tests.support.fields import (
     GENERATE,
     NAMED,
     NOT_SUPPORTED,
+    ONE_WORKER,
     TABLE,
     TOKENIZE,
     F,
@@ -32,6 +34,8 @@ from tests.support.fields import (
 from tests.test_schema import MISSING, TYPE, UNSUPPORTED, VALUE
 from wsgi_router.schema.description import REQUESTS
 from wsgi_router.schema.fields import Fields
+
+ADMIN = "operator"
 
 # Complete by construction
 
@@ -131,14 +135,23 @@ def cases() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def refusing(folder: Path) -> App:
     """An application whose worker would answer, if it were asked."""
-    app = App(folder)
+    app = App(folder, admin_key=ADMIN)
     embedder(app)
     return app
 
 
+def send(app: App, route: str, body: Any) -> TestResponse:
+    return app.post(
+        body,
+        route,
+        method="PUT" if route == ONE_WORKER else "POST",
+        headers={"Authorization": f"Bearer {ADMIN}"},
+    )
+
+
 def refused(app: App, route: str, body: Any) -> dict[str, Any]:
     """The error that a request meets, of which no worker hears."""
-    answer = app.post(body, route)
+    answer = send(app, route, body)
     error = error_of(answer, 400)
     assert error["type"] == "invalid_request_error"
     assert not app.transport.streams
@@ -159,9 +172,9 @@ def test_refused(refusing: App, route: str, path: str, value: Any, code: str) ->
     ("route", "body"), [(route, body) for route, bodies in BASES.items() for body in bodies]
 )
 def test_the_good_requests_are_good(folder: Path, route: str, body: dict[str, Any]) -> None:
-    app = App(folder, whole("{}"), tool_call_parser="hermes")
+    app = App(folder, whole("{}"), tool_call_parser="hermes", admin_key=ADMIN)
     embedder(app)
-    answer = app.post(body, route)
+    answer = send(app, route, body)
     assert answer.status_code == 200, answer.text
 
 

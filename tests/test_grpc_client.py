@@ -5,46 +5,32 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
+from tests.support.clients import (
+    REQUEST_ID,
+    calls_at_once,
+    cancel_what_hangs,
+    code_of,
+    large_messages_deadlines_and_aborts,
+    settings_and_worker,
+)
 from tests.support.flow import body, error_of, ids_of, seconds
 from tests.support.hung_worker import HungWorkers
 from tests.support.modes import MODES, run
 from tests.support.processes import Worker as WorkerProcess
 from tests.support.processes import free_port, wait_until
-from wsgi_router import runtime
 from wsgi_router.grpc_client import GrpcTransport
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
-from wsgi_router.workers.transport import RpcFailure
 from wsgi_router.workers.worker import Worker
 
 both = pytest.mark.parametrize("mode", MODES)
-REQUEST_ID = b"\x0a\x02id"
 
 
 def transport_to(port: int) -> tuple[GrpcTransport, Worker]:
-    url = f"grpc://127.0.0.1:{port}"
-    return GrpcTransport(Settings(workers=(url,), abort_timeout=0.5)), Worker(url)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[WorkerProcess]:
-    with WorkerProcess("--ttft-ms", "0", "--itl-ms", "5") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def hung() -> Iterator[HungWorkers]:
-    with HungWorkers(1) as process:
-        yield process
-
-
-def code_of(error: BaseException) -> str:
-    assert isinstance(error, RpcFailure), error
-    return error.code
+    settings, worker = settings_and_worker(port)
+    return GrpcTransport(settings), worker
 
 
 def calls_scenario(port: int) -> None:
@@ -93,18 +79,8 @@ def unreachable_scenario(port: int) -> None:
 def hung_scenario(port: int) -> None:
     """Deadlines hold, calls are bounded in number, large messages pass."""
     transport, worker = transport_to(port)
-    large = bytes(20 * 2**20)
-    assert transport.unary(worker, "GetLoads", large, 30) == large
-    assert code_of(error_of(lambda: transport.unary(worker, "FlushCache", b"", 0.2))) == "DEADLINE_EXCEEDED"
-    for _ in range(200):
-        transport.abort(worker, "id")
-    assert "aborts=64" in repr(transport)
-    wait_until(lambda: "aborts=0" in repr(transport), 10)
-    codes: list[str] = []
-    for _ in range(40):
-        runtime.spawn(
-            lambda: codes.append(code_of(error_of(lambda: transport.unary(worker, "FlushCache", b"", 1))))
-        )
+    large_messages_deadlines_and_aborts(transport, worker)
+    codes = calls_at_once(transport, worker, 40, "FlushCache", 1)
     wait_until(lambda: len(codes) == 40, 20)
     assert set(codes) <= {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"}
     assert codes.count("DEADLINE_EXCEEDED") >= 18
@@ -115,11 +91,7 @@ def hung_scenario(port: int) -> None:
 def embeds_scenario(port: int) -> None:
     """Work that waits for its worker keeps no question about it waiting."""
     transport, worker = transport_to(port)
-    codes: list[str] = []
-    for _ in range(100):
-        runtime.spawn(
-            lambda: codes.append(code_of(error_of(lambda: transport.unary(worker, "Embed", b"", 5))))
-        )
+    codes = calls_at_once(transport, worker, 100, "Embed", 5)
     time.sleep(0.5)
     assert seconds(lambda: transport.unary(worker, "GetLoads", b"x", 5)) < 3
     assert not codes
@@ -127,18 +99,29 @@ def embeds_scenario(port: int) -> None:
 
 
 @both
-def test_calls(mode: str, worker: WorkerProcess) -> None:
-    run(mode, calls_scenario, worker.port)
+def test_calls(mode: str, paced: WorkerProcess) -> None:
+    run(mode, calls_scenario, paced.port)
 
 
 @both
-def test_cancelling(mode: str, worker: WorkerProcess) -> None:
-    run(mode, cancel_scenario, worker.port)
+def test_cancelling(mode: str, paced: WorkerProcess) -> None:
+    run(mode, cancel_scenario, paced.port)
 
 
 @both
 def test_nobody_listens(mode: str) -> None:
     run(mode, unreachable_scenario, free_port())
+
+
+def given_up_scenario(port: int) -> None:
+    transport, worker = transport_to(port)
+    cancel_what_hangs(transport, worker)
+    transport.close()
+
+
+@both
+def test_calls_that_nobody_waits_for(mode: str, hung: HungWorkers) -> None:
+    run(mode, given_up_scenario, hung.ports[0])
 
 
 @both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,15 @@ def pooled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 def job(text: str = "hi", **fields: Any) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
+
+
+def test_the_beginning_of_the_ids(tokenizer: native.Tokenizer) -> None:
+    prepared = tokenizer.prepare(job("hi"))
+    ids = prepared.token_ids()
+    for count in (0, 1, len(ids), len(ids) + 1, 2**63):
+        assert prepared.prefix(count) == array("I", ids[:count]).tobytes()
+    with pytest.raises(OverflowError):
+        prepared.prefix(-1)
 
 
 def test_without_a_path_there_is_no_tokenizer() -> None:

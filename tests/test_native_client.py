@@ -1,53 +1,40 @@
-"""The native transport, on greenlets and on threads. What it does with sockets: test_lending.py."""
+"""The native transport, on greenlets and on threads. Lent sockets: live/test_transports.py."""
 
 from __future__ import annotations
 
 import gc
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
+from tests.support.clients import (
+    REQUEST_ID,
+    calls_at_once,
+    cancel_what_hangs,
+    code_of,
+    large_messages_deadlines_and_aborts,
+    settings_and_worker,
+)
 from tests.support.events import Events
 from tests.support.flow import body, error_of, ids_of, seconds
 from tests.support.hung_worker import HungWorkers
 from tests.support.modes import MODES, run
 from tests.support.processes import Worker as WorkerProcess
 from tests.support.processes import free_port, wait_until
-from wsgi_router import runtime
 from wsgi_router.native import live_handles
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
-from wsgi_router.workers.transport import Patience, RpcFailure
+from wsgi_router.workers.transport import Patience
 from wsgi_router.workers.worker import Worker
 
 both = pytest.mark.parametrize("mode", MODES)
-REQUEST_ID = b"\x0a\x02id"
 LONG = Patience(60, 60)
 
 
 def transport_to(port: int) -> tuple[NativeTransport, Worker]:
-    url = f"grpc://127.0.0.1:{port}"
-    return NativeTransport(Settings(workers=(url,), abort_timeout=0.5)), Worker(url)
-
-
-@pytest.fixture(scope="module")
-def worker() -> Iterator[WorkerProcess]:
-    with WorkerProcess("--ttft-ms", "0", "--itl-ms", "5") as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
-def hung() -> Iterator[HungWorkers]:
-    with HungWorkers(1) as process:
-        yield process
-
-
-def code_of(error: BaseException | None) -> str:
-    assert isinstance(error, RpcFailure), error
-    return error.code
+    settings, worker = settings_and_worker(port)
+    return NativeTransport(settings), worker
 
 
 def calls_scenario(port: int) -> None:
@@ -124,18 +111,8 @@ def unreachable_scenario(port: int) -> None:
 def hung_scenario(port: int) -> None:
     """Deadlines hold, aborts are bounded in number, large messages pass."""
     transport, worker = transport_to(port)
-    large = bytes(20 * 2**20)
-    assert transport.unary(worker, "GetLoads", large, 30) == large
-    assert code_of(error_of(lambda: transport.unary(worker, "FlushCache", b"", 0.2))) == "DEADLINE_EXCEEDED"
-    for _ in range(200):
-        transport.abort(worker, "id")
-    assert "aborts=64" in repr(transport)
-    wait_until(lambda: "aborts=0" in repr(transport), 10)
-    codes: list[str] = []
-    for _ in range(200):
-        runtime.spawn(
-            lambda: codes.append(code_of(error_of(lambda: transport.unary(worker, "Embed", b"", 1))))
-        )
+    large_messages_deadlines_and_aborts(transport, worker)
+    codes = calls_at_once(transport, worker, 200, "Embed", 1)
     time.sleep(0.2)  # all are under way
     assert seconds(lambda: transport.unary(worker, "GetLoads", b"x", 5)) < 3
     wait_until(lambda: len(codes) == 200, 20)
@@ -179,18 +156,18 @@ def garbage_scenario(port: int) -> None:
 
 
 @both
-def test_a_call_in_a_cycle_is_freed_with_it(mode: str, worker: WorkerProcess) -> None:
-    run(mode, garbage_scenario, worker.port)
+def test_a_call_in_a_cycle_is_freed_with_it(mode: str, paced: WorkerProcess) -> None:
+    run(mode, garbage_scenario, paced.port)
 
 
 @both
-def test_calls(mode: str, worker: WorkerProcess) -> None:
-    run(mode, calls_scenario, worker.port)
+def test_calls(mode: str, paced: WorkerProcess) -> None:
+    run(mode, calls_scenario, paced.port)
 
 
 @both
-def test_cancelling(mode: str, worker: WorkerProcess) -> None:
-    run(mode, cancel_scenario, worker.port)
+def test_cancelling(mode: str, paced: WorkerProcess) -> None:
+    run(mode, cancel_scenario, paced.port)
 
 
 @both
@@ -203,11 +180,22 @@ def test_nobody_listens(mode: str) -> None:
     run(mode, unreachable_scenario, free_port())
 
 
+def given_up_scenario(port: int) -> None:
+    transport, worker = transport_to(port)
+    cancel_what_hangs(transport, worker)
+    transport.close()
+
+
+@both
+def test_calls_that_nobody_waits_for(mode: str, hung: HungWorkers) -> None:
+    run(mode, given_up_scenario, hung.ports[0])
+
+
 @both
 def test_a_worker_that_hangs(mode: str, hung: HungWorkers) -> None:
     run(mode, hung_scenario, hung.ports[0])
 
 
 @both
-def test_many_at_once(mode: str, worker: WorkerProcess) -> None:
-    run(mode, many_threads_scenario, worker.port)
+def test_many_at_once(mode: str, paced: WorkerProcess) -> None:
+    run(mode, many_threads_scenario, paced.port)

@@ -228,4 +228,4 @@ def test_no_field_is_left_out_here() -> None:
         *("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents"),
         *("reasoning_effort",),
     }
-    assert not (chat.HONOURED | chat.INERT | TAKEN) - tried - elsewhere
+    assert not (chat.FIELDS.honoured | chat.FIELDS.inert | TAKEN) - tried - elsewhere

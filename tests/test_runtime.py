@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.support.flow import Client, seconds, tcp_pair
+from tests.support.flow import seconds
 from tests.support.modes import MODES, run
 from tests.support.processes import ROOT, wait_until
 from wsgi_router import runtime
-from wsgi_router.runtime import ClientWatch, Drain, call_in_pool, call_later, drain, spawn, wakeup
+from wsgi_router.runtime import Drain, call_in_pool, call_later, drain, spawn, wakeup
 
 both = pytest.mark.parametrize("mode", MODES)
 
@@ -92,52 +91,6 @@ def timers_scenario() -> None:
     time.sleep(0.05)
     call_later(0, lambda: order.append("again"))  # after all timers were gone
     wait_until(lambda: len(order) == 4, 5)
-
-
-def client_scenario(mode: str) -> None:
-    client = Client()
-    flag = wakeup()
-    client.watch.subscribe(flag)
-    assert not client.watch.check()
-    client.leave()
-    if mode == "gevent":
-        assert flag.wait(5)
-        assert client.watch.poll_seconds is None
-    else:
-        assert client.watch.poll_seconds is not None
-        client.watch.poll(time.monotonic())
-        assert flag.wait(0)
-    assert client.watch.gone
-    client.watch.close()
-    client.watch.close()
-    assert client.ours.fileno() >= 0  # the server's own socket is left alone
-    assert client.ours.recv(1) == b""
-
-
-def pipelined_scenario(mode: str) -> None:
-    """Bytes of a next request are no EOF; the EOF behind them is one."""
-    client = Client()
-    flag = wakeup()
-    client.watch.subscribe(flag)
-    client.theirs.sendall(b"GET / HTTP/1.1\r\n")
-    if mode == "gevent":
-        assert flag.wait(5)  # from now on it has to be asked
-    time.sleep(0.1)
-    assert client.watch.poll_seconds is not None
-    assert not client.watch.check()
-    assert seconds(lambda: time.sleep(0.2)) < 1  # the hub does not spin
-    client.leave()
-    wait_until(client.watch.check, 5)
-    assert client.ours.recv(100) == b"GET / HTTP/1.1\r\n"
-
-
-def subscribed_late_scenario() -> None:
-    client = Client()
-    client.leave()
-    wait_until(client.watch.check, 5)
-    flag = wakeup()
-    client.watch.subscribe(flag)
-    assert flag.wait(0)
 
 
 def pool_scenario(mode: str) -> None:
@@ -229,21 +182,6 @@ def test_timers(mode: str) -> None:
 
 
 @both
-def test_client_leaves(mode: str) -> None:
-    run(mode, client_scenario, mode)
-
-
-@both
-def test_pipelined_bytes(mode: str) -> None:
-    run(mode, pipelined_scenario, mode)
-
-
-@both
-def test_subscribing_after_the_client_has_left(mode: str) -> None:
-    run(mode, subscribed_late_scenario)
-
-
-@both
 def test_pool(mode: str) -> None:
     run(mode, pool_scenario, mode)
 
@@ -279,22 +217,3 @@ def test_making_an_application_starts_nothing() -> None:
 
 def test_repr_tells_the_state() -> None:
     assert repr(Drain()) == "<Drain begun=False due=False waiters=0>"
-
-
-def test_a_watch_without_a_lent_socket() -> None:
-    watch = ClientWatch({})
-    assert not watch.check()
-    watch.close()
-    assert repr(watch) == "<ClientWatch unwatched>"
-
-
-def test_a_dropped_watch_leaves_the_socket_open() -> None:
-    ours, theirs = tcp_pair()
-    watch = ClientWatch({"gunicorn.socket": ours})
-    assert repr(watch) == "<ClientWatch watched>"
-    del watch
-    gc.collect()
-    theirs.sendall(b"x")
-    assert ours.recv(1) == b"x"
-    ours.close()
-    theirs.close()

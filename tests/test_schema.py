@@ -235,8 +235,8 @@ def test_refused(fields: dict[str, Any], param: str, code: str) -> None:
         {"temperature": "x", "min_p": "x", "top_p": "x"},
         {"prediction": "b", "audio": {}},
         {"audio": {}, "prediction": "b"},
-        {"user": 1, "metadata": 1, "store": 1},
-        {"store": 1, "metadata": 1, "user": 1},
+        {"service_tier": 1, "metadata": 1, "store": 1},
+        {"store": 1, "metadata": 1, "service_tier": 1},
     ],
 )
 def test_of_several_faults_the_first_one_is_named(fields: dict[str, Any]) -> None:
@@ -262,7 +262,9 @@ def test_what_is_not_built_is_refused_by_name(name: str) -> None:
 
 
 def test_the_three_kinds_of_fields_do_not_overlap() -> None:
-    assert len(chat.KNOWN) == len(chat.HONOURED) + len(chat.INERT) + len(chat.NOT_SUPPORTED)
+    assert len(chat.FIELDS.known) == len(chat.FIELDS.honoured) + len(chat.FIELDS.inert) + len(
+        chat.NOT_SUPPORTED
+    )
 
 
 def test_unknown_fields_are_kept_apart() -> None:
@@ -343,7 +345,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(st.sampled_from(sorted(chat.KNOWN)), JSON_VALUES)
+@given(st.sampled_from(sorted(chat.FIELDS.known)), JSON_VALUES)
 def test_any_value_of_any_field_is_accepted_or_refused_by_name(name: str, value: Any) -> None:
     error = refusal(body(**{name: value}))
     assert error is None or (error.param or "").startswith(name)

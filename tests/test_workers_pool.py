@@ -16,8 +16,9 @@ from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event, State
+from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
@@ -41,9 +42,11 @@ class SlowTransport(FakeTransport):
         super().__init__()
         self.go = {url: threading.Event() for url in (A, B, C)}
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         self.go[worker.url].wait()
-        return super().unary(worker, method, request, timeout)
+        return super().unary(worker, method, request, timeout, cancel)
 
 
 def info(name: str, context: int = 100, **fields: Any) -> pb.GetModelInfoResponse:
@@ -291,6 +294,45 @@ def test_excluded_workers_are_not_chosen() -> None:
     assert {pool.select("m", exclude=[pool.workers[0]]).worker.url for _ in range(4)} == {B}
     with pytest.raises(NoWorkerError):
         pool.select("m", exclude=pool.workers)
+
+
+def test_turns_of_one_model_are_not_those_of_another() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m"), B: info("m"), C: info("other")}
+    pool = pool_of(transport)
+    wait_until(lambda: len(up(pool)) == 3)
+    seen = []
+    for _ in range(4):
+        seen.append(pool.select("m").worker.url)
+        assert pool.select("other").worker.url == C
+    assert seen == [A, B, A, B]
+
+
+def test_a_sticky_key_of_one_model_is_not_that_of_another() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m"), B: info("other"), C: info("other")}
+    pool = pool_of(transport, policy="sticky")
+    wait_until(lambda: len(up(pool)) == 3)
+    key = Hints(key="k")
+    transport.infos[C] = info("m")
+    one = pool.select("m", key).worker
+    pool.report(pool.workers[2], Event.CALL_SILENT)  # it was started anew, with another model
+    wait_until(lambda: len(up(pool)) == 3 and len(pool.candidates("m")) == 2)
+    for _ in range(3):
+        assert pool.select("other", key).worker.url == B
+        assert pool.select("m", key).worker is one
+
+
+def test_a_worker_beside_is_taken_while_it_is_up() -> None:
+    transport = FakeTransport()
+    transport.infos = dict.fromkeys((A, B), info("m"))
+    pool = pool_of(transport, workers=(A, B))
+    wait_until(lambda: len(up(pool)) == 2)
+    near = pool.workers[1]
+    assert {pool.select("m", near=near).worker for _ in range(4)} == {near}
+    transport.infos[B] = DOWN
+    pool.report(near, Event.CALL_UNREACHABLE)
+    assert {pool.select("m", near=near).worker.url for _ in range(4)} == {A}
 
 
 def test_stats_and_repr() -> None:

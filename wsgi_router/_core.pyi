@@ -60,6 +60,8 @@ class Prepared:
     #: GenerateRequest without its request_id.
     body: bytes
     def token_ids(self) -> list[int]: ...
+    def prefix(self, count: int) -> bytes:
+        """The first ``count`` token ids, or all, as unsigned 32-bit integers in the machine's order."""
 
 class Stream:
     """The answer to one request, all its choices; used by one thread at a time, and by calls that feed it."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
 from wsgi_router import observability, runtime
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -17,8 +18,9 @@ from wsgi_router.errors import (
     UpstreamError,
 )
 from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import RpcFailure, Transport
+from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -37,16 +39,24 @@ class Calls:
         self._pool = pool
         self._transport = transport
 
-    def ask(self, method: str, request: bytes, timeout: float, model: str) -> bytes:
+    def ask(
+        self,
+        method: str,
+        request: bytes,
+        timeout: float,
+        model: str,
+        cancel: Cancel | None = None,
+        hints: Hints = NO_HINTS,
+    ) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
-        `timeout` is in seconds and for each attempt. Raises RouterError.
+        `timeout` is in seconds and for each attempt; `cancel` ends them. Raises RouterError.
         """
         tried: list[Worker] = []
         error: RouterError | None = None
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                lease = self._pool.select(model, exclude=tried)
+                lease = self._pool.select(model, hints, tried)
             except NoWorkerError:
                 if error is not None:
                     raise error from None
@@ -55,7 +65,7 @@ class Calls:
                 observability.metrics().retries.inc()
             tried.append(lease.worker)
             try:
-                return self._call(lease.worker, method, request, timeout)
+                return self._call(lease.worker, method, request, timeout, cancel)
             except UpstreamError as failure:
                 error = failure
             finally:
@@ -68,14 +78,19 @@ class Calls:
         requests: Sequence[bytes],
         timeout: float,
         model: str,
-        client: runtime.ClientWatch | None = None,
+        client: ClientWatch | None = None,
+        hints: Hints = NO_HINTS,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
+        cancel = Cancel()
 
         def one(request: bytes) -> bytes:
-            return self.ask(method, request, timeout, model)
+            return self.ask(method, request, timeout, model, cancel, hints)
 
-        return _Batch(one, requests).run(client)
+        try:
+            return _Batch(one, requests).run(client)
+        finally:
+            cancel()
 
     def ask_all(
         self, method: str, request: bytes, timeout: float
@@ -93,9 +108,11 @@ class Calls:
             raise NoWorkerError
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
-    def _call(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def _call(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         try:
-            answer = self._transport.unary(worker, method, request, timeout)
+            answer = self._transport.unary(worker, method, request, timeout, cancel)
         except RpcFailure as failure:
             self._pool.report_failure(worker, failure)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
@@ -117,7 +134,7 @@ class _Batch(Generic[_A, _R]):
         self._error: RouterError | None = None
         self._wakeup = runtime.wakeup()
 
-    def run(self, client: runtime.ClientWatch | None) -> list[_R]:
+    def run(self, client: ClientWatch | None) -> list[_R]:
         """The results in order. Raises the first RouterError; ClientGone, DrainingError."""
         runtime.drain.subscribe(self._wakeup)
         if client is not None:
@@ -133,7 +150,7 @@ class _Batch(Generic[_A, _R]):
                 client.close()
         return [self._results[index] for index in range(len(self._arguments))]
 
-    def _wait(self, client: runtime.ClientWatch | None) -> None:
+    def _wait(self, client: ClientWatch | None) -> None:
         while len(self._results) < len(self._arguments):
             if self._error is not None:
                 raise self._error

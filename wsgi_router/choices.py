@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from wsgi_router import runtime
-from wsgi_router.endings import Endings
+from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
@@ -76,20 +76,28 @@ class Choice:
         self.blocked = False  # its reader waits for room, so silence is not the worker's
         self.stale = False  # another attempt has taken its place
 
+    def end_late(self) -> None:
+        """The RPC's status did not come in time."""
+        stream = self.stream
+        if stream is not None:
+            runtime.spawn(stream.close)
+
     def __repr__(self) -> str:
         return f"<choice {self.index} {'open' if self.stream else 'ended'} {self.lease!r}>"
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What the requests of a process have in common. `queue_size` in messages, `token_timeout` in seconds."""
+    """What the requests of a process have in common. `queue_size` in messages, timeouts in seconds."""
 
     pool: WorkerPool
     transport: GenerateTransport
-    endings: Endings
+    endings: Deadlines[Choice]
+    """RPCs that have said their last and have not ended yet."""
     defer: Callable[[Callable[[], object]], None]
     queue_size: int
     token_timeout: float
+    close_timeout: float
 
     def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
         """Takes in how an RPC that nobody here has cancelled came to its end."""
@@ -156,7 +164,7 @@ class Queue:
         with self._lock:
             choice.over = True
             choice.stream = None
-        self.shared.endings.forget(choice)
+        self.shared.endings.discard(choice)
         if self.end(choice, end):
             if silent:
                 self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
@@ -244,7 +252,9 @@ class Queue:
     def let_end(self, choice: Choice) -> None:
         """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
         if self.end(choice):
-            self.shared.endings.watch(choice)
+            self.shared.endings.add(choice, self.shared.close_timeout)
+            if choice.stream is None:  # the status was faster
+                self.shared.endings.discard(choice)
 
     def close(self) -> None:
         """Cancels all that is open. Idempotent."""

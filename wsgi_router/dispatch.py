@@ -21,7 +21,8 @@ from typing import Any, Final
 
 from wsgi_router import observability, runtime
 from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
-from wsgi_router.endings import Endings
+from wsgi_router.client_watch import ClientWatch
+from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -31,6 +32,7 @@ from wsgi_router.errors import (
     WorkerAbortError,
     WorkerProtocolError,
 )
+from wsgi_router.ids import random_id
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
@@ -65,7 +67,7 @@ class _Opening:
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
-    def __init__(self, dispatcher: Dispatcher, client: runtime.ClientWatch | None, answer: Any) -> None:
+    def __init__(self, dispatcher: Dispatcher, client: ClientWatch | None, answer: Any) -> None:
         self._dispatcher = dispatcher
         self._queue = Queue(dispatcher.shared)
         self._client = client
@@ -198,7 +200,7 @@ class Generation:
         return f"<Generation {state} choices={list(queue.choices.values())!r} ready={len(queue.ready)}>"
 
 
-def _close_all(queue: Queue, client: runtime.ClientWatch | None) -> None:
+def _close_all(queue: Queue, client: ClientWatch | None) -> None:
     runtime.drain.unsubscribe(queue.wakeup)
     if client is not None:
         client.close()
@@ -221,10 +223,11 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
-            Endings(settings.close_timeout),
+            Deadlines(Choice.end_late),
             runtime.deferrer(),
             settings.queue_size,
             settings.token_timeout,
+            settings.close_timeout,
         )
         self._pool = pool
         self._first_token_timeout = settings.first_token_timeout
@@ -234,7 +237,7 @@ class Dispatcher:
     def open(
         self,
         jobs: GenerateJob | Sequence[GenerateJob],
-        client: runtime.ClientWatch | None = None,
+        client: ClientWatch | None = None,
         patience: float | None = None,
         answer: Any = None,
     ) -> Generation:
@@ -280,10 +283,8 @@ class Dispatcher:
         job, tried = opening.job, opening.tried
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                if near is not None and near.available() and not tried:
-                    lease = near.lease()
-                else:
-                    lease = self._pool.select(job.model, job.hints, tried, job.adapter)
+                beside = None if tried else near
+                lease = self._pool.select(job.model, job.hints, tried, job.adapter, beside)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
@@ -319,7 +320,7 @@ class Dispatcher:
 
     def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
         """Starts an RPC and its reader; the lease is the generation's from here on."""
-        request_id = runtime.random_id()
+        request_id = random_id()
         job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
         transport = self.shared.transport
         patience = opening.deadline - time.monotonic()

@@ -43,7 +43,6 @@ class RouterError(Exception):
     code: str = "internal_error"
     retryable: bool = False
     failover: bool = False
-    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = _clean(message)
@@ -65,11 +64,8 @@ class RouterError(Exception):
     def headers(self) -> dict[str, str]:
         """Headers that go with the answer besides its content type."""
         headers: dict[str, str] = {}
-        after = self.retry_after
-        if after is None and self.status in (429, 503):  # whoever is told to come back is told when
-            after = RETRY_AFTER_SECONDS
-        if after is not None:
-            headers["Retry-After"] = str(after)
+        if self.status in (429, 503):  # whoever is told to come back is told when
+            headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
         if not self.retryable and (self.status in _SDK_RETRIES or self.status >= 500):
             headers["x-should-retry"] = "false"
         return headers
@@ -177,7 +173,6 @@ class NoWorkerError(RouterError):
     status = 503
     code = "no_worker_available"
     retryable = True
-    retry_after = RETRY_AFTER_SECONDS
 
     def __init__(self, message: str = "No worker is available at the moment.") -> None:
         super().__init__(message)
@@ -188,7 +183,6 @@ class NoTokenizerError(RouterError):
 
     status = 503
     code = "no_tokenizer"
-    retry_after = RETRY_AFTER_SECONDS
 
     def __init__(self) -> None:
         super().__init__("The router has no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set.")
@@ -248,8 +242,6 @@ class UpstreamError(RouterError):
         error.status = row.status
         error.retryable = row.retryable
         error.failover = row.failover
-        if row.status in (429, 503):
-            error.retry_after = RETRY_AFTER_SECONDS
         return error
 
 

@@ -19,7 +19,7 @@ import grpc
 from wsgi_router import runtime
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,6 @@ _MESSAGE_BYTES: Final = 256 * 2**20
 _ABORTS_AT_ONCE: Final = 64
 _SPARE_UNARY_CALLS: Final = 16
 _EMBEDS_AT_ONCE: Final = 512
-"""Bounded apart from the other unary calls, as these may wait for a worker's queue for long."""
 
 
 @functools.cache
@@ -100,7 +99,8 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         if runtime.patched():
             _init_gevent()
-        runtime.init_process(len(settings.workers))
+        self._expected = len(settings.workers)
+        runtime.init_process(self._expected)
         self._options = _channel_options(settings)
         self._abort_timeout = settings.abort_timeout
         self._connections: dict[str, _Connection] = {}
@@ -120,18 +120,22 @@ class GrpcTransport:
     def heard(self, worker: Worker) -> float:
         return worker.heard
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         slots = self._embed_slots if method == "Embed" else self._unary_slots
         if not slots.acquire(timeout=timeout):
             raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
         try:
             connection = self._connection(worker)
-            answer: bytes = connection.unary(method).future(request, timeout=timeout).result()
+            call = connection.unary(method).future(request, timeout=timeout)
+            with (cancel or Cancel()).calling(call.cancel):
+                answer: bytes = call.result()
             return answer
         except grpc.RpcError as error:
             raise _failure(error) from None
         except grpc.FutureCancelledError:
-            raise RpcFailure("CANCELLED", "the connection was dropped") from None
+            raise RpcFailure("CANCELLED", "dropped, or nobody waits for the answer") from None
         except ValueError as error:
             raise RpcFailure("UNAVAILABLE", str(error)) from None
         finally:
@@ -170,6 +174,9 @@ class GrpcTransport:
                 if connection is None:
                     connection = _Connection(worker.address, self._options)
                     self._connections[worker.address] = connection
+                    if len(self._connections) > self._expected:  # a worker that was added while running
+                        self._expected += 1
+                        runtime.init_process(1)
         return connection
 
     def __repr__(self) -> str:

@@ -46,18 +46,21 @@ preload_app = False
 # Two masters of one user would overwrite each other's socket.
 control_socket_disable = True
 
-_METRICS_PREFIX = "wsgi-router-metrics-"
+_ROW = "wsgi_router_board_row"
+_METRICS = "metrics"
 _made: list[str] = []
 _NEW_OBJECTS = 10_000
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 
 def on_starting(server: Any) -> None:
-    """Before the first fork: loads what the processes share, and makes room for their metrics."""
+    """Before the first fork: makes what the processes share."""
     from wsgi_router import native
+    from wsgi_router.workers import board
 
     _end_young_processes_at_once()
     _make_metrics_directory()
+    board.share(_make_directory("state"))
     try:
         native.preload_tokenizer(_settings)
     except settings.SettingsError as error:
@@ -98,15 +101,36 @@ def on_reload(_server: Any) -> None:
 
 def _make_metrics_directory() -> None:
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    if given and not Path(given).name.startswith(_METRICS_PREFIX):
+    if given and not Path(given).name.startswith(f"wsgi-router-{_METRICS}-"):
         Path(given).mkdir(parents=True, exist_ok=True)
         for stale in Path(given).glob("*.db"):
             stale.unlink(missing_ok=True)
         return
     # Also after USR2: the name of the old master's directory is inherited, but it is still in use.
-    directory = tempfile.mkdtemp(prefix=_METRICS_PREFIX)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_make_directory(_METRICS))
+
+
+def _make_directory(use: str) -> Path:
+    """One that is removed when the server ends."""
+    directory = tempfile.mkdtemp(prefix=f"wsgi-router-{use}-")
     _made.append(directory)
-    os.environ["PROMETHEUS_MULTIPROC_DIR"] = directory
+    return Path(directory)
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """Runs in the master: a place for the new process's counts."""
+    from wsgi_router.workers import board
+
+    row = board.current().take_row()
+    setattr(worker, _ROW, row)
+    if row is None:
+        server.log.warning("more than %d processes: one more counts its requests for itself", board.ROWS)
+
+
+def post_fork(_server: Any, worker: Any) -> None:
+    from wsgi_router.workers import board
+
+    board.current().use_row(getattr(worker, _ROW, None))
 
 
 def worker_int(_worker: Any) -> None:
@@ -136,9 +160,11 @@ def _collect_garbage_rarely() -> None:
     gc.set_threshold(_NEW_OBJECTS)
 
 
-def worker_exit(_server: Any, worker: Any) -> None:
-    """Runs in the process that ends (and in the master, for one that is gone already)."""
-    if worker.pid == os.getpid() and worker.booted:
+def worker_exit(server: Any, worker: Any) -> None:
+    """Runs in the process that ends, and in the master for one that somebody else has waited for."""
+    if worker.pid != os.getpid():
+        child_exit(server, worker)
+    elif worker.booted:
         from wsgi_router import serving
 
         serving.close()
@@ -148,6 +174,9 @@ def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
     from prometheus_client import multiprocess
 
+    from wsgi_router.workers import board
+
+    board.current().free_row(getattr(worker, _ROW, None))
     multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
 
 

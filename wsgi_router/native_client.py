@@ -16,7 +16,7 @@ import msgspec
 from wsgi_router import native, runtime
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.transport import Patience, RpcFailure, Sink
+from wsgi_router.workers.transport import Cancel, Patience, RpcFailure, Sink
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ _STATUS: Final = (
     "UNAUTHENTICATED",
 )
 """Names of gRPC's status codes, by number."""
+_CANCELLED: Final = _STATUS.index("CANCELLED")
 
 
 def _failure(status: int, details: str) -> RpcFailure | None:
@@ -88,6 +89,10 @@ class _Unary:
         else:
             self.done.set()
 
+    def cancel(self) -> None:
+        """Whoever waits is woken, and drops the call."""
+        self.ended(_CANCELLED, "nobody waits for the answer", False)
+
 
 class NativeTransport:
     """See `transport.FeedingTransport`. To be made after the fork; under gevent, after patching."""
@@ -105,6 +110,7 @@ class NativeTransport:
         self._unwatch = runtime.watch_readable(self._net.fileno(), self._net.deliver)
         self._abort_timeout = settings.abort_timeout
         self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
+        self._embed_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
         self._aborts: dict[_Unary, Any] = {}
         self._closed = False
 
@@ -119,21 +125,25 @@ class NativeTransport:
         silence = self._net.heard(worker.address)
         return 0.0 if silence is None else time.monotonic() - silence
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
-        if not self._unary_slots.acquire(timeout=timeout):
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
+        slots = self._embed_slots if method == "Embed" else self._unary_slots
+        if not slots.acquire(timeout=timeout):
             raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
         try:
-            return self._unary(worker, method, request, timeout)
+            return self._unary(worker, method, request, timeout, cancel or Cancel())
         finally:
-            self._unary_slots.release()
+            slots.release()
 
-    def _unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def _unary(self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel) -> bytes:
         events = _Unary()
         call = self._net.unary(worker.address, method, request, timeout, events)
         try:
             assert events.done is not None
-            if not events.done.wait(timeout + _GRACE_SECONDS):
-                raise RpcFailure("DEADLINE_EXCEEDED", f"no answer for {timeout:g} seconds")
+            with cancel.calling(events.cancel):
+                if not events.done.wait(timeout + _GRACE_SECONDS):
+                    raise RpcFailure("DEADLINE_EXCEEDED", f"no answer for {timeout:g} seconds")
         finally:
             call.close()
         failure, events.failure = events.failure, None

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from wsgi_router import runtime
+from wsgi_router.ids import random_id
 
 LOGGER: Final = logging.getLogger("wsgi_router")
 MULTIPROCESS_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -40,6 +41,9 @@ _PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_gener
 
 _KINDS: Final = ("prompt", "cached", "completion", "reasoning")
 
+WorkerStats = Mapping[str, tuple[int, int]]
+"""By URL: 1 for a worker that is up, else 0, and its requests in flight."""
+
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -57,7 +61,7 @@ def request_id(sent: str | None) -> str:
     """The client's id of a request if it is 1 to 128 visible ASCII characters, else a new one."""
     if sent is not None and _ID.fullmatch(sent):
         return sent
-    return "req_" + runtime.random_id()
+    return "req_" + random_id()
 
 
 def printable(text: str, limit: int) -> str:
@@ -121,16 +125,6 @@ class Metrics:
         )
         self.retries = Counter("retries", "Requests that went to a second worker.", **common)
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
-        self.worker_up = Gauge(
-            "worker_up", "1 if a worker answers.", ["worker"], multiprocess_mode="livemin", **common
-        )
-        self.worker_in_flight = Gauge(
-            "worker_requests_in_flight",
-            "Requests that a worker has in hand.",
-            ["worker"],
-            multiprocess_mode="livesum",
-            **common,
-        )
 
         self._pending: dict[_Value, float] = {}
         self._lock = runtime.brief_lock()
@@ -185,22 +179,18 @@ class Metrics:
                 yield bucket, count
         yield self.inter_token._sum, seconds
 
-    def set_workers(self, stats: Mapping[str, Sequence[int]]) -> None:
-        """Takes in each worker's (1 if up else 0, requests in flight) as this process sees it."""
-        for url, (up, in_flight) in stats.items():
-            self.worker_up.labels(url).set(up)
-            self.worker_in_flight.labels(url).set(in_flight)
-
-    def render(self) -> tuple[bytes, str]:
-        """(text, content type) of /metrics, over all processes."""
+    def render(self, workers: WorkerStats) -> tuple[bytes, str]:
+        """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""
         self.flush()
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.multiprocess import MultiProcessCollector
 
-        registry = self.registry
+        registry = CollectorRegistry()
         if os.environ.get(MULTIPROCESS_VARIABLE):
-            registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        else:
+            registry.register(self.registry)
+        registry.register(WorkerMetrics(workers))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -208,6 +198,26 @@ def _observation(histogram: Any, seconds: float) -> Iterator[Change]:
     # prometheus_client has no call that adds many observations at once.
     yield histogram._buckets[bisect.bisect_left(histogram._upper_bounds, seconds)], 1
     yield histogram._sum, seconds
+
+
+class WorkerMetrics:
+    """Metrics of the workers that are served now: one that was removed has none."""
+
+    def __init__(self, stats: WorkerStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        up = GaugeMetricFamily("wsgi_router_worker_up", "1 if a worker answers.", labels=["worker"])
+        held = GaugeMetricFamily(
+            "wsgi_router_worker_requests_in_flight", "Requests that a worker has in hand.", labels=["worker"]
+        )
+        for url, (answers, in_flight) in self._stats.items():
+            up.add_metric([url], answers)
+            held.add_metric([url], in_flight)
+        return up, held
 
 
 _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)

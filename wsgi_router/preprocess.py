@@ -11,6 +11,7 @@ import msgspec
 
 from wsgi_router import native, reading, runtime
 from wsgi_router.errors import ContextLengthError, InvalidRequestError
+from wsgi_router.ids import random_id
 from wsgi_router.schema import (
     ChatRequest,
     CompletionRequest,
@@ -21,7 +22,8 @@ from wsgi_router.schema import (
     in_range,
 )
 from wsgi_router.settings import Settings
-from wsgi_router.workers.policies import Hints
+from wsgi_router.workers.hints import NO_HINTS, Hints
+from wsgi_router.workers.policies import POLICIES
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
@@ -83,10 +85,12 @@ def prepare(
     tokenizer: native.Tokenizer,
     settings: Settings,
     adapters: Sequence[str] = ("",),
+    hints: Hints = NO_HINTS,
 ) -> Prepared:
     """Renders, tokenises and serialises `request`. Raises RouterError (400) if it does not fit the model.
 
-    `adapters` has the LoRA adapter's name for each prompt, "" for none.
+    `adapters` has the LoRA adapter's name for each prompt, "" for none; `hints` what the client says of the
+    worker.
     """
     job = chat_job(request, card)
     plan = reading.plan(
@@ -103,8 +107,9 @@ def prepare(
     prompt = prepared.prompt if plan.reasoning_format else ""
     body = prepared.body + plan.body(prompt)
     options = stream_options(request, card, prepared.prompt_tokens) | plan.options(prompt)
+    hints = _with_prefix(hints, prepared, settings)
     return Prepared(
-        jobs=(GenerateJob(card.name, body, request.choices, _hints(request), job["stream"], adapters[0]),),
+        jobs=(GenerateJob(card.name, body, request.choices, hints, job["stream"], adapters[0]),),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -117,6 +122,7 @@ def prepare_completion(
     tokenizer: native.Tokenizer,
     settings: Settings,
     adapters: Sequence[str] = (),
+    hints: Hints = NO_HINTS,
 ) -> Prepared:
     """As `prepare`, for each prompt of a text completion."""
     job = {
@@ -136,8 +142,9 @@ def prepare_completion(
         ],
         "logprobs": request.logprobs,
     }
+    routes = [_with_prefix(hints, one, settings) for one in prepared]
     return Prepared(
-        jobs=_jobs(prepared, card, request.choices, _hints(request), job["stream"], adapters),
+        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -150,6 +157,7 @@ def prepare_generate(
     tokenizer: native.Tokenizer,
     settings: Settings,
     adapters: Sequence[str] = (),
+    hints: Hints = NO_HINTS,
 ) -> Prepared:
     """As `prepare`, for each prompt of a request in SGLang's own form."""
     asked = request.sampling
@@ -166,7 +174,7 @@ def prepare_generate(
         raise _by_generates_names(error) from None
     options = {
         **_answer_options(asked, card, 0, bool(request.stream)),
-        "id": request.label or runtime.random_id(),
+        "id": request.label or random_id(),
         "object": "generate",
         "choices": len(prepared) * asked.choices,
         "prompts": [{"tokens": one.prompt_tokens} for one in prepared],
@@ -175,8 +183,9 @@ def prepare_generate(
         "batch": request.batch,
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
+    routes = [_with_prefix(hints, one, settings) for one in prepared]
     return Prepared(
-        jobs=_jobs(prepared, card, asked.choices, {}, job["stream"], adapters),
+        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -225,13 +234,13 @@ def _jobs(
     prepared: Sequence[native.Prepared],
     card: ModelCard,
     choices: int,
-    hints: Hints,
+    hints: Sequence[Hints],
     streamed: bool,
     adapters: Sequence[str],
 ) -> tuple[GenerateJob, ...]:
     return tuple(
-        GenerateJob(card.name, one.body, choices, hints, streamed, adapter)
-        for one, adapter in zip(prepared, adapters or [""] * len(prepared), strict=True)
+        GenerateJob(card.name, one.body, choices, route, streamed, adapter)
+        for one, route, adapter in zip(prepared, hints, adapters or [""] * len(prepared), strict=True)
     )
 
 
@@ -239,9 +248,11 @@ def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
 
 
-def _hints(request: Streamed) -> Hints:
-    """What routing policies may go by."""
-    return {"prompt_cache_key": request.prompt_cache_key} if request.prompt_cache_key else {}
+def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings) -> Hints:
+    """`hints` with the beginning of the prompt, for a policy that goes by it."""
+    if not POLICIES[settings.policy].reads_prefix:
+        return hints
+    return Hints(hints.target, hints.key, prepared.prefix(settings.prefix_token_count))
 
 
 def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> tuple[str, ...]:
@@ -341,7 +352,7 @@ def stream_options(
     options = request.stream_options
     return {
         **_answer_options(request, card, prompt_tokens, bool(request.stream)),
-        "id": prefix + runtime.random_id(),
+        "id": prefix + random_id(),
         "include_usage": bool(options and options.include_usage),
         "continuous_usage": bool(options and options.continuous_usage_stats),
     }

@@ -7,7 +7,6 @@ called once in each process, after the fork.
 
 from __future__ import annotations
 
-import _socket
 import _thread
 import contextlib
 import functools
@@ -19,7 +18,7 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +28,6 @@ TICK_SECONDS: Final = 0.5
 """Grain of long waits under gevent: one greenlet a process looks after them, so that none needs a timer."""
 
 _LONG_WAIT_SECONDS: Final = 4 * TICK_SECONDS
-_POLL_SECONDS: Final = 0.5
 _POOL_THREADS: Final = 2
 _SPARE_HUB_THREADS: Final = 16
 
@@ -54,25 +52,11 @@ def spawn(function: Callable[..., object], *args: Any) -> None:
 
 
 _process = os.getpid()
-_ids: list[str] = []
-_ID_BYTES: Final = 16
-_IDS_AT_ONCE: Final = 256
 
 
 def process_id() -> int:
     """`os.getpid()` without a call of the system, as it is asked for many times a request."""
     return _process
-
-
-def random_id() -> str:
-    """32 random hex digits, fit for secrets; the system is asked for many at once."""
-    try:
-        return _ids.pop()
-    except IndexError:
-        digits = os.urandom(_ID_BYTES * _IDS_AT_ONCE).hex()
-        size = 2 * _ID_BYTES
-        _ids.extend(digits[start : start + size] for start in range(size, len(digits), size))
-        return digits[:size]
 
 
 def _system_lock() -> Callable[[], threading.Lock]:
@@ -387,114 +371,6 @@ def _ticker() -> _Ticker:
     return _Ticker()
 
 
-class ClientWatch:
-    """Notices that the client of a WSGI request has closed its connection.
-
-    Works where the server lends its socket (`gunicorn.socket`). Under gevent the hub tells at once;
-    elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
-    """
-
-    def __init__(self, environ: Mapping[str, Any]) -> None:
-        self.gone = False
-        self.poll_seconds: float | None = None
-        self._next_look = 0.0
-        self._subscriber: Wakeup | None = None
-        self._watcher: Any = None
-        self._socket: _socket.socket | None = None
-        lent = environ.get("gunicorn.socket")
-        if lent is None or lent.fileno() < 0:
-            return
-        # Its own object on the same descriptor: peeks below TLS, is never patched, and never closes it.
-        self._socket = _socket.socket(lent.family, lent.type, lent.proto, fileno=lent.fileno())
-        if patched():
-            import gevent
-
-            self._watcher = gevent.get_hub().loop.io(lent.fileno(), 1)
-            self._watcher.start(self._readable)
-        else:
-            self.poll_seconds = _POLL_SECONDS
-
-    def subscribe(self, subscriber: Wakeup | None) -> None:
-        """`subscriber` is set when the client goes; one at a time."""
-        self._subscriber = subscriber
-        if self.gone and subscriber is not None:
-            subscriber.set()
-
-    def check(self) -> bool:
-        """Looks at the socket now; returns `gone`. Never blocks."""
-        if self._socket is not None and not self.gone:
-            state = _peek(self._socket)
-            if state == _EOF or (state == _BYTES and _peer_has_closed(self._socket)):
-                self._set_gone()
-        return self.gone
-
-    def poll(self, now: float) -> None:
-        """`check()`, but only if the last look is `poll_seconds` old; `now` by time.monotonic."""
-        if now >= self._next_look:
-            self._next_look = now + _POLL_SECONDS
-            self.check()
-
-    def close(self) -> None:
-        """Stops watching; to be called before the server closes the socket. Idempotent."""
-        self._subscriber = None
-        self._stop_watcher()
-        if self._socket is not None:
-            self._socket.detach()
-            self._socket = None
-
-    def _readable(self) -> None:
-        self.check()
-        if not self.gone and self._socket is not None and _peek(self._socket) == _BYTES:
-            # A level-triggered watcher would fire for ever over bytes nobody reads yet.
-            self._stop_watcher()
-            self.poll_seconds = _POLL_SECONDS
-            if self._subscriber is not None:
-                self._subscriber.set()
-
-    def _set_gone(self) -> None:
-        self.gone = True
-        self._stop_watcher()
-        if self._subscriber is not None:
-            self._subscriber.set()
-
-    def _stop_watcher(self) -> None:
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            watcher.stop()
-            watcher.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        state = "gone" if self.gone else "watched" if self._socket is not None else "unwatched"
-        return f"<ClientWatch {state}>"
-
-
-_EOF: Final = "eof"
-_BYTES: Final = "bytes"
-_NOTHING: Final = "nothing"
-_TCP_ESTABLISHED: Final = 1
-
-
-def _peek(sock: _socket.socket) -> str:
-    try:
-        data = sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
-    except (BlockingIOError, InterruptedError):
-        return _NOTHING
-    except OSError:
-        return _EOF
-    return _BYTES if data else _EOF
-
-
-def _peer_has_closed(sock: _socket.socket) -> bool:
-    """Behind unread bytes a FIN cannot be peeked; the kernel's state of the connection tells."""
-    try:
-        return sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED
-    except (OSError, AttributeError):
-        return False
-
-
 class Drain:
     """The moment at which open streams of this process have to end, once SIGTERM has come."""
 
@@ -544,10 +420,9 @@ drain: Final = Drain()
 
 
 def _forget_parent() -> None:
-    """What runs in greenlets and threads stays behind in a fork; no two processes give out the same ids."""
+    """What runs in greenlets and threads stays behind in a fork."""
     global _process
     _process = os.getpid()
-    _ids.clear()
     for made in (_native_pool, _ticker, _timers):
         made.cache_clear()
 

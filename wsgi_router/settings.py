@@ -93,6 +93,13 @@ def _flag(value: object) -> bool:
     raise ValueError(f"must be true or false, not {value!r}")
 
 
+def _factor(value: object) -> float:
+    number = _number(value)
+    if not 1 <= number <= 1000:
+        raise ValueError("must be between 1 and 1000")
+    return number
+
+
 def _choice(*words: str) -> Callable[[object], str]:
     def cast(value: object) -> str:
         word = _text(value).lower()
@@ -130,10 +137,15 @@ def worker_url(value: object) -> str:
     return f"grpc://{host}:{port}"
 
 
+MOST_WORKERS: Final = 256
+
+
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len(set(urls)) != len(urls):
         raise ValueError("names a worker twice")
+    if len(urls) > MOST_WORKERS:
+        raise ValueError(f"names {len(urls)} workers; at most {MOST_WORKERS} can be served")
     return urls
 
 
@@ -159,6 +171,14 @@ def _api_key(value: object) -> str:
     return key
 
 
+def _header_names(value: object) -> tuple[str, ...]:
+    names = tuple(word.lower() for word in _words(value))
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9-]+", name):  # servers drop other names, or confuse them
+            raise ValueError(f"{name!r} is no name of a header (letters, digits and hyphens)")
+    return names
+
+
 def _row(default: Any, cast: Callable[[object], Any], reason: str, *, secret: bool = False) -> Any:
     return dataclasses.field(default=default, repr=not secret, metadata={"cast": cast, "reason": reason})
 
@@ -169,6 +189,11 @@ class Settings:
 
     workers: tuple[str, ...] = _row(
         (), _worker_urls, "Workers' addresses, grpc://HOST:PORT, separated by commas. They may come up later."
+    )
+    workers_file: str = _row(
+        "",
+        _text,
+        "File that keeps what /workers has changed. Empty: it is kept until the server ends.",
     )
     tokenizer_path: str = _row(
         "",
@@ -192,8 +217,38 @@ class Settings:
     )
     policy: str = _row(
         "least_load",
-        _choice("random", "round_robin", "least_load"),
-        "How a worker is chosen: random, round_robin, or least_load (requests in flight).",
+        _choice(
+            "random",
+            "round_robin",
+            "power_of_two",
+            "least_load",
+            "prefix_hash",
+            "consistent_hashing",
+            "sticky",
+            "manual",
+        ),
+        "How a worker is chosen: random, round_robin, power_of_two, least_load (requests in flight), "
+        "prefix_hash, consistent_hashing, or sticky (also called manual).",
+    )
+    routing_key_headers: tuple[str, ...] = _row(
+        ("x-smg-routing-key", "x-session-id"),
+        _header_names,
+        "Headers that consistent_hashing and sticky take a request's key from, the first that is there; "
+        "after them its `prompt_cache_key`, then its `user`.",
+    )
+    sticky_idle_timeout: float = _row(
+        14400.0, _seconds(1), "The policy sticky forgets a key that was not used for so long."
+    )
+    prefix_token_count: int = _row(
+        256, _integer(1, 2**20), "The policy prefix_hash goes by so many tokens of a prompt's beginning."
+    )
+    prefix_hash_load_factor: float = _row(
+        1.25, _factor, "The policy prefix_hash gives no worker more than so many times the mean of requests."
+    )
+    target_worker_header: bool = _row(
+        False,
+        _flag,
+        "A client may name the worker itself, whatever the policy, in the header X-SMG-Target-Worker.",
     )
     api_keys: tuple[str, ...] = _row(
         (), _api_keys, "Keys that /v1 and /generate accept as Bearer token. Empty: no check.", secret=True
@@ -201,7 +256,7 @@ class Settings:
     admin_key: str = _row(
         "",
         _api_key,
-        "Key that /flush_cache accepts as Bearer token. Empty: it answers 403.",
+        "Key that /workers and /flush_cache accept as Bearer token. Empty: they answer 403.",
         secret=True,
     )
     queue_size: int = _row(

@@ -30,7 +30,7 @@ def raw(router: Router, body: bytes, headers: str = "") -> socket.socket:
 
 
 def running(*workers: Worker) -> int:
-    return sum(int(worker.server_info()["running"]) for worker in workers)  # type: ignore[call-overload]
+    return sum(int(worker.server_info()["running"]) for worker in workers)
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.live.test_chat import ask
+from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
@@ -54,3 +56,18 @@ def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...
         assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
         assert time.monotonic() - start < 20
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 1, 15, "up again")
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_embeddings_that_nobody_waits_for_are_cancelled(transport: str) -> None:
+    """Else they would hold their leases, and the calls of others, until FIRST_TOKEN_TIMEOUT."""
+    with HungWorkers(1) as hung, Router(f"grpc://127.0.0.1:{hung.ports[0]}", transport=transport) as router:
+        router.wait_serving()
+        body = {"model": "hung", "input": ["x"] * 20}
+        for _ in range(4):
+            with pytest.raises(httpx.ReadTimeout):
+                httpx.post(router.url + "/v1/embeddings", json=body, timeout=0.5)
+        wait_until(lambda: router.metric("wsgi_router_requests_in_flight") == 0, 10, "requests ended")
+        wait_until(lambda: router.metric("wsgi_router_worker_requests_in_flight") == 0, 10, "leases back")
+        assert router.metric("wsgi_router_worker_up") == 1
+        assert router.metric("wsgi_router_cancellations_total") == 4

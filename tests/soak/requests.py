@@ -11,7 +11,7 @@ from typing import Any, Final
 from hypothesis import strategies as st
 
 from tests.support.app import CHAT, MODEL
-from tests.support.fields import BASES, COMPLETIONS, EMBEDDINGS
+from tests.support.fields import BASES, COMPLETIONS, EMBEDDINGS, OPERATORS
 from tests.support.openapi import described
 
 GENERATING: Final = "qwen3-sim"
@@ -103,7 +103,7 @@ def fields_of(path: str) -> list[str]:
 
 FIELDS: Final = {path: fields_of(path) for path in BASES}
 SAMPLING: Final = sorted(described()["components"]["schemas"]["SamplingParams"]["properties"])
-PATHS: Final = tuple(BASES)
+PATHS: Final = tuple(path for path in BASES if path not in OPERATORS)
 LIMITED: Final = {CHAT: "max_tokens", COMPLETIONS: "max_tokens"}
 
 
@@ -252,6 +252,7 @@ OTHER_PATHS = st.sampled_from(
             "/openapi.json",
         ),
         *("/get_loads?dp_rank=-1", "/get_loads?dp_rank=0", "/flush_cache", "/health_generate", "/metrics"),
+        *("/workers", "/workers/0123456789abcdef"),
         *("//v1/chat/completions", "/v1/chat/completions/", "/%e2%82", "/v1/responses", "*"),
     ]
 )

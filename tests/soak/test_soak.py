@@ -114,9 +114,7 @@ class Bench:
 
     def running(self) -> int:
         return sum(
-            int(worker.server_info()[name])  # type: ignore[call-overload]
-            for worker in self.workers
-            for name in ("running", "waiting")
+            int(worker.server_info()[name]) for worker in self.workers for name in ("running", "waiting")
         )
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ class App:
 
     def post(self, body: object, path: str = CHAT, **options: Any) -> TestResponse:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        return self.client.post(path, data=data, **options)
+        return self.client.open(path, **{"method": "POST", "data": data, **options})
 
     def chat(self, **fields: Any) -> TestResponse:
         return self.post(ask(**fields))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from wsgi_router import runtime
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.dispatch import Dispatcher, Generation
 from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
@@ -56,7 +57,7 @@ class Bench:
         wait_until(lambda: all(worker.available() for worker in self.pool.workers))
         self.dispatcher = Dispatcher(self.pool, self.transport, self.settings, first_failure)
 
-    def open(self, choices: int = 1, client: runtime.ClientWatch | None = None) -> Generation:
+    def open(self, choices: int = 1, client: ClientWatch | None = None) -> Generation:
         return self.dispatcher.open(GenerateJob("m", body([1, 2, 3], 9), choices), client)
 
     def in_flight(self) -> list[int]:

@@ -7,11 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests import test_schema, test_schema_tools
-from tests.support.app import CHAT, MODEL, ask
+from tests.support.app import CHAT, MODEL, WORKER, ask
 from tests.test_schema import UNSUPPORTED, VALUE
+from wsgi_router.workers.worker import worker_id
 
 COMPLETIONS, GENERATE, EMBEDDINGS = "/v1/completions", "/generate", "/v1/embeddings"
 TOKENIZE, DETOKENIZE = "/v1/tokenize", "/v1/detokenize"
+WORKERS = "/workers"
+ONE_WORKER = f"/workers/{worker_id(WORKER)}"
+OPERATORS = (WORKERS, ONE_WORKER)
+"""Routes that need ADMIN_KEY."""
 
 
 @dataclass(frozen=True)
@@ -289,6 +294,10 @@ TABLE: dict[str, dict[str, Row]] = {
         "skip_special_tokens": FLAG,
         "user": text(),
     },
+    WORKERS: {
+        "url": text("", "x", "http://x:1", "grpc://x", "grpc://:1", "x:0", "x:70000", "x:1\n", needed=True)
+    },
+    ONE_WORKER: {"draining": Row(FLAG.wrong, needed=True)},
 }
 
 F = test_schema_tools.F
@@ -348,6 +357,8 @@ BASES: dict[str, list[dict[str, Any]]] = {
     EMBEDDINGS: [{"model": MODEL, "input": "x"}],
     TOKENIZE: [{"prompt": "x"}],
     DETOKENIZE: [{"tokens": [97]}],
+    WORKERS: [{"url": "grpc://127.0.0.1:9"}],
+    ONE_WORKER: [{"draining": True}],
 }
 
 NAMED = {"ChatRequest": CHAT, "CompletionRequest": COMPLETIONS, "EmbeddingRequest": EMBEDDINGS} | {
@@ -355,4 +366,6 @@ NAMED = {"ChatRequest": CHAT, "CompletionRequest": COMPLETIONS, "EmbeddingReques
     "SamplingParams": GENERATE,
     "TokenizeTextRequest": TOKENIZE,
     "DetokenizeRequest": DETOKENIZE,
+    "NewWorker": WORKERS,
+    "WorkerChange": ONE_WORKER,
 }

@@ -11,10 +11,10 @@ from typing import Any
 
 from wsgi_router.api.services import TRANSPORTS
 from wsgi_router.choices import ENDED, Choice, Queue
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.dispatch import Dispatcher, Generation
 from wsgi_router.native import first_failure
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.runtime import ClientWatch
 from wsgi_router.settings import Settings
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateJob, RpcFailure

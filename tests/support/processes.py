@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import httpx
@@ -147,7 +147,7 @@ class Worker(Process):
     def url(self) -> str:
         return f"grpc://127.0.0.1:{self.port}"
 
-    def server_info(self) -> dict[str, object]:
+    def server_info(self) -> dict[str, Any]:
         """scheduler_info of the worker: running, waiting, finished, … requests."""
         with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             call = channel.unary_unary(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 
@@ -54,7 +54,8 @@ class FakeTransport:
     """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL.
 
     `asked`: methods of unary calls but for GetModelInfo, which the pool itself asks.
-    `unary_answers`: by method, a message, a failure, or what makes one of the request (and the worker's URL).
+    `unary_answers`: by method, a message or its bytes, a failure, or what makes one of the request (and the
+    worker's URL).
     """
 
     feeds: Literal[False] = False
@@ -63,12 +64,14 @@ class FakeTransport:
         self.answers = list(answers)
         self.streams: list[FakeStream] = []
         self.aborted: list[tuple[str, str]] = []
+        self.forgotten: list[str] = []
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
         self.asked: list[str] = []
         self.unary_answers: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
         self.on_unary: Callable[[], object] | None = None
+        self.on_cancel: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
 
     def open_stream(self, worker: Worker, request: bytes) -> FakeStream:
@@ -83,10 +86,13 @@ class FakeTransport:
     def heard(self, worker: Worker) -> float:
         return worker.heard
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
         if method != "GetModelInfo":
             self.asked.append(method)
-            return self._answer(worker, method, request)
+            with (cancel or Cancel()).calling(self.on_cancel):
+                return self._answer(worker, method, request)
         self.probes.append(worker.url)
         if self.on_unary is not None:
             self.on_unary()
@@ -101,12 +107,13 @@ class FakeTransport:
             answer = answer(request, worker.url) if answer.__code__.co_argcount == 2 else answer(request)
         if isinstance(answer, RpcFailure):
             raise _fresh(answer)
-        serialised: bytes = answer.SerializeToString()
+        serialised: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
         return serialised
 
     def abort(self, worker: Worker, request_id: str) -> None:
         self.aborted.append((worker.url, request_id))
 
-    def forget(self, worker: Worker) -> None: ...
+    def forget(self, worker: Worker) -> None:
+        self.forgotten.append(worker.url)
 
     def close(self) -> None: ...

@@ -13,10 +13,23 @@ from wsgi_router.api import (
     models,
     openapi,
     tokenize,
+    workers,
 )
 
 
 def blueprints() -> list[Blueprint]:
     """All routes of the router."""
-    modules = (chat, completions, embeddings, tokenize, models, health, info, admin, metrics, openapi)
+    modules = (
+        chat,
+        completions,
+        embeddings,
+        tokenize,
+        models,
+        health,
+        info,
+        admin,
+        workers,
+        metrics,
+        openapi,
+    )
     return [module.blueprint for module in modules]

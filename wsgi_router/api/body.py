@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from wsgi_router import native, runtime
-from wsgi_router.api.reading import READINGS
-from wsgi_router.errors import BodyTooLargeError, InvalidRequestError, RequestTimeoutError
+from wsgi_router.api.reading import READINGS, Reading
+from wsgi_router.errors import BodyTooLargeError, InvalidRequestError, RequestTimeoutError, shown
 from wsgi_router.settings import Settings
 
 _LOG = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ def read_body(environ: dict[str, Any], settings: Settings) -> bytes:
 
     Raises BodyTooLargeError (413), RequestTimeoutError (408) or InvalidRequestError (400).
     """
+    _check_coding(environ)
     limit, seconds = settings.max_body_bytes, settings.body_timeout
     length = _content_length(environ)
     if length is None:
@@ -49,6 +50,16 @@ def rest_after(body: bytes) -> None:
     """Lets the other requests run once a large body is decoded: to encode it takes as long again."""
     if len(body) > _SMALL:
         runtime.breathe()
+
+
+def _check_coding(environ: Mapping[str, Any]) -> None:
+    """Nothing is unpacked: a few bytes may become gigabytes."""
+    coding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
+    if coding not in ("", "identity"):
+        raise InvalidRequestError(
+            f"A request body of Content-Encoding '{shown(coding)}' is not supported; send it plain.",
+            code="unsupported_content_encoding",
+        )
 
 
 def much_unread(environ: Mapping[str, Any]) -> bool:
@@ -91,11 +102,12 @@ def _read_in_time(stream: Any, sock: Any, size: int, seconds: float) -> bytes:
     """Raises TimeoutError when nothing comes from the client's socket, or not all of it in `seconds`."""
     before = sock.gettimeout()
     sock.settimeout(min(_SILENCE_SECONDS, seconds))
-    reading = READINGS.begin(sock, seconds)
+    reading = Reading(sock)
+    READINGS.add(reading, seconds)
     try:
         body = _read_pieces(stream, size)
     finally:
-        READINGS.end(reading)
+        READINGS.discard(reading)
         sock.settimeout(before)
         if reading.late:
             raise TimeoutError

@@ -36,5 +36,6 @@ def chat_completions(
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters)
+    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
+    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
     return generate(services, record, environ, prepared)

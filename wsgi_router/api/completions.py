@@ -35,7 +35,8 @@ def completions(services: Services, record: observability.RequestRecord, environ
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters)
+    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
+    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
     return generate(services, record, environ, prepared)
 
 
@@ -62,5 +63,6 @@ def generate_natively(
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
-    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters)
+    hints = services.routing.hints(environ, asked.user)
+    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
     return generate(services, record, environ, prepared)

@@ -1,6 +1,6 @@
 """What a view says of itself for /openapi.json: `@describe(...)`, below the route that it is for.
 
-Summary and text are the docstring's. The errors are classes of the error tree; those that any route may meet
+The errors are classes of the error tree; those that any route may meet
 (InternalError), and those of a worker's gRPC statuses, come by themselves.
 """
 

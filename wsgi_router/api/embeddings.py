@@ -11,14 +11,15 @@ from typing import Any
 
 import msgspec
 from flask import Blueprint, Response, g, request
-from google.protobuf.message import DecodeError
 
 from wsgi_router import native, observability, runtime, schema
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.body import read_body
 from wsgi_router.api.describe import GENERATION, describe
+from wsgi_router.api.fanout import read
 from wsgi_router.api.generation import warn
 from wsgi_router.api.services import Services, current
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema.answers import EmbeddingList
@@ -44,11 +45,12 @@ def embeddings() -> Response:
         [_request(one) for one in ids],
         services.settings.first_token_timeout,
         card.name,
-        runtime.ClientWatch(request.environ),
+        ClientWatch(request.environ),
+        services.routing.hints(request.environ, asked.user),
     )
     data, tokens = [], 0
     for index, answer in enumerate(answers):
-        vector, count = _read(answer)
+        vector, count = _vector(answer)
         tokens += count or len(ids[index])
         if asked.dimensions is not None:
             vector = _cut(vector, asked.dimensions, shorter)
@@ -79,12 +81,9 @@ def _request(ids: list[int]) -> bytes:
     return pb.EmbedRequest(request_id=name, tokenized=tokenized).SerializeToString()
 
 
-def _read(answer: bytes) -> tuple[array[float], int]:
+def _vector(answer: bytes) -> tuple[array[float], int]:
     """The vector of an EmbedResponse and the worker's count of tokens. Raises WorkerProtocolError."""
-    try:
-        message = pb.EmbedResponse.FromString(answer)
-    except DecodeError:
-        raise WorkerProtocolError("The worker's embedding cannot be read.") from None
+    message = read(pb.EmbedResponse, answer)
     vector = array("f", message.embedding)
     if not vector or not all(map(math.isfinite, vector)):
         raise WorkerProtocolError("The worker's embedding is empty or no vector of numbers.")
@@ -120,7 +119,7 @@ def _shorter_dimensions(services: Services, card: ModelCard) -> tuple[int, ...] 
     started with can be seen (`--json-model-override-args`).
     """
     answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout, card.name)
-    given = pb.GetServerInfoResponse.FromString(answer).server_args.fields["json_model_override_args"]
+    given = read(pb.GetServerInfoResponse, answer).server_args.fields["json_model_override_args"]
     return _matryoshka(given.string_value)
 
 

@@ -14,8 +14,8 @@ from flask import Response, g, request
 
 from wsgi_router import native, observability, postprocess, preprocess
 from wsgi_router.api.services import Services, current
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.postprocess import StreamResponse
-from wsgi_router.runtime import ClientWatch
 
 _WARNING_NAMES: Final = 10
 _WARNING_BYTES: Final = 1024

@@ -9,10 +9,11 @@ from flask import Blueprint, Response, request
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.describe import WORKER, describe
 from wsgi_router.api.services import Services, current
+from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import DrainingError, NoTokenizerError, NoWorkerError
 from wsgi_router.observability import request_id
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.runtime import ClientWatch, drain
+from wsgi_router.runtime import drain
 from wsgi_router.schema.answers import Status
 from wsgi_router.workers.transport import GenerateJob
 

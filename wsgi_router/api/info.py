@@ -56,10 +56,9 @@ def server_info() -> Response:
     options = plain_struct(info.server_args)
     shown: dict[str, Any] = {name: value for name, value in options.items() if not _SECRET.search(name)}
     shown |= plain_struct(info.scheduler_info)
-    fields = plain(info)
-    for name in ("server_args", "scheduler_info"):  # absent where the worker sent none
-        fields.pop(name, None)
-    return json_response({**shown, **fields, "version": info.sglang_version})
+    for name in ("server_args", "scheduler_info"):
+        info.ClearField(name)
+    return json_response({**shown, **plain(info), "version": info.sglang_version})
 
 
 @blueprint.get("/get_loads")

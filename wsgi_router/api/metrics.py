@@ -18,7 +18,5 @@ def show() -> Response:
     services = current()
     if not services.settings.metrics:
         raise NotFoundError("Metrics are switched off.")
-    values = observability.metrics()
-    values.set_workers(services.pool.stats())
-    text, content_type = values.render()
+    text, content_type = observability.metrics().render(services.pool.stats())
     return Response(text, content_type=content_type)

@@ -10,68 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
-from typing import Any
+from typing import Any, Final
 
-from wsgi_router import runtime
+from wsgi_router.deadlines import Deadlines
 
 
 class Reading:
     """A body on its way. `late`: it was cut off."""
 
-    __slots__ = ("due", "late", "sock")
+    __slots__ = ("late", "sock")
 
-    def __init__(self, sock: Any, due: float) -> None:
+    def __init__(self, sock: Any) -> None:
         self.sock = sock
-        self.due = due
         self.late = False
 
-
-class Readings:
-    """All of this process, by when they are due; one timer for all of them."""
-
-    def __init__(self) -> None:
-        self._open: dict[Reading, None] = {}
-        self._timer_due = float("inf")
-        self._lock = runtime.brief_lock()
-
-    def begin(self, sock: Any, seconds: float) -> Reading:
-        """To be ended by `end`, once the body is there."""
-        now = time.monotonic()
-        reading = Reading(sock, now + seconds)
-        with self._lock:
-            self._open[reading] = None
-            sooner = reading.due < self._timer_due
-            if sooner:
-                self._timer_due = reading.due
-        if sooner:
-            runtime.call_later(seconds, self._cut_late)
-        return reading
-
-    def end(self, reading: Reading) -> None:
-        with self._lock:
-            self._open.pop(reading, None)
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    def _cut_late(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            for reading in [one for one in self._open if one.due <= now]:
-                del self._open[reading]
-                reading.late = True
-                _shut(reading.sock)
-            self._timer_due = min((one.due for one in self._open), default=float("inf"))
-            pause = self._timer_due - now
-        if self._open:
-            runtime.call_later(pause, self._cut_late)
+    def cut(self) -> None:
+        """Ends receiving. By a copy, since `shutdown` of a TLS socket would end its encryption."""
+        self.late = True
+        with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(self.sock.fileno())) as copy:
+            copy.shutdown(socket.SHUT_RD)
 
 
-def _shut(sock: Any) -> None:
-    """Ends receiving. By a copy, since `shutdown` of a TLS socket would end its encryption."""
-    with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(sock.fileno())) as copy:
-        copy.shutdown(socket.SHUT_RD)
-
-
-READINGS = Readings()
+READINGS: Final = Deadlines(Reading.cut)
+"""All of this process."""

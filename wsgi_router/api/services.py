@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from flask import current_app
 
-from wsgi_router import native, observability, runtime
+from wsgi_router import native, runtime
 from wsgi_router.adapters import Adapters
+from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
@@ -24,7 +25,6 @@ from wsgi_router.workers.transport import GenerateTransport
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
-_WORKERS_SECONDS: Final = 1.0
 
 
 MakeTransport = Callable[[Settings], GenerateTransport]
@@ -43,6 +43,7 @@ class Services:
 
     def __init__(self, settings: Settings, make_transport: MakeTransport | None = None) -> None:
         self.settings = settings
+        self.routing = Routing(settings)
         self._make_transport = make_transport or TRANSPORTS[settings.transport]
         self.started_at = int(time.time())
         _ALL.add(self)
@@ -54,7 +55,6 @@ class Services:
         self._calls: Calls
         self._adapters: Adapters
         self._transport: GenerateTransport
-        self._closing: runtime.Wakeup
 
     def start(self) -> None:
         """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
@@ -79,8 +79,6 @@ class Services:
         self._adapters = Adapters(self._pool, self._transport, self.settings)
         self._pool.start()
         self._pool.wait_for_answer()
-        self._closing = runtime.wakeup()
-        runtime.spawn(_tell_workers, weakref.ref(self), self._closing)
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
     def close(self) -> None:
@@ -88,7 +86,6 @@ class Services:
         with self._lock:
             if self._pid == runtime.process_id():
                 self._pid = None
-                self._closing.set()
                 self._pool.close()
                 self._transport.close()
 
@@ -133,19 +130,6 @@ def close_all() -> None:
     """Closes what this process has started."""
     for services in tuple(_ALL):
         services.close()
-
-
-def _tell_workers(reference: weakref.ref[Services], closing: runtime.Wakeup) -> None:
-    """Keeps the metrics about workers fresh: another process may be the one that is asked for them."""
-    told: object = None
-    while (services := reference()) is not None:
-        stats = services.pool.stats()
-        if stats != told:
-            observability.metrics().set_workers(stats)
-            told = stats
-        del services
-        if closing.wait(_WORKERS_SECONDS):
-            return
 
 
 def attach(app: Any, services: Services) -> None:

@@ -262,6 +262,23 @@ class WorkerResults(Struct):
     success: bool | UnsetType = UNSET
 
 
+class WorkerState(Struct):
+    id: str
+    url: str
+    model_id: str | None
+    """What it serves; null until it has answered."""
+    state: Literal["unknown", "up", "suspect", "down"]
+    is_healthy: bool
+    draining: bool
+    load: int
+    """Requests that it has in hand from this server."""
+
+
+class WorkerList(Struct):
+    workers: list[WorkerState]
+    total: int
+
+
 class Status(Struct):
     status: Literal["ok", "ready"]
 

@@ -48,7 +48,6 @@ class ChatRequest(Streamed, kw_only=True):
 class Inert(msgspec.Struct):
     """Accepted fields that change nothing."""
 
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -76,7 +75,6 @@ NOT_SUPPORTED: Final[dict[str, tuple[Any, ...]]] = {
 
 _FILLED: Final = ("raw_messages", "unknown", "output", *CONSTRAINTS)
 FIELDS: Final = Fields(ChatRequest, Inert, NOT_SUPPORTED, filled=_FILLED)
-HONOURED, INERT, KNOWN = FIELDS.honoured, FIELDS.inert, FIELDS.known
 
 _HANDED_ON: Final = frozenset({"messages", "documents", "chat_template_kwargs", "custom_params"})
 

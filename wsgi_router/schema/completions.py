@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from wsgi_router.schema.decode import bad, check_depth, decode_object, only, unsupported
+from wsgi_router.schema.decode import bad, check_depth, decode_object, missing, only, unsupported
 from wsgi_router.schema.fields import Fields
 from wsgi_router.schema.formats import FormatFields, parse_format
 from wsgi_router.schema.prompts import (
@@ -47,7 +47,6 @@ class CompletionRequest(Streamed, kw_only=True):
 
 
 class Inert(msgspec.Struct):
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
@@ -86,7 +85,7 @@ def parse_completion(body: bytes, max_choices: int = 16, max_batch: int = 128) -
     if "custom_params" in value:
         check_depth("custom_params", value["custom_params"])
     if request.prompt is None:
-        raise bad("prompt", "Missing required parameter: 'prompt'.", "missing_required_parameter")
+        raise missing("prompt")
     request.prompts, listed = read_prompts("prompt", request.prompt, max_batch)
     request.paths = prompt_paths("prompt", request.prompts, listed)
     request.adapters = read_adapters(request.lora_path, len(request.prompts))

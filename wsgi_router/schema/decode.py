@@ -69,11 +69,9 @@ def _refuse(text: str, at: str, value: object, kind: object) -> NoReturn:
     reason = text[: match.start()] if match else text
     if len(reason) > _REASON_CHARS:  # it repeats what the client sent
         reason = reason[:_REASON_CHARS] + "…"
-    if missing := _MISSING.match(reason):
-        path = at + (f"{path}.{missing['field']}" if path else missing["field"])
-        raise InvalidRequestError(
-            f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter"
-        )
+    if absent := _MISSING.match(reason):
+        path = at + (f"{path}.{absent['field']}" if path else absent["field"])
+        raise missing(path)
     if _OUT_OF_RANGE.match(reason) and isinstance(value, Mapping) and path in value:
         allowed = bounds(kind).get(path)
         if allowed is not None:
@@ -152,6 +150,11 @@ def check_depth(name: str, value: object, levels: int = MAX_DEPTH) -> None:
 def bad(param: str, message: str, code: str = "invalid_value") -> InvalidRequestError:
     """An error about one field."""
     return InvalidRequestError(message, param=param, code=code)
+
+
+def missing(path: str) -> InvalidRequestError:
+    """A field that has to be there and is not."""
+    return bad(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
 
 
 def unsupported(param: str, what: str = "") -> InvalidRequestError:

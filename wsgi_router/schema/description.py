@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from wsgi_router.schema import chat, completions, embeddings, generate, output, tokenize
+from wsgi_router.schema import chat, completions, embeddings, generate, output, tokenize, workers
 from wsgi_router.schema.fields import Fields
 
 Schema = dict[str, Any]
@@ -28,6 +28,8 @@ REQUESTS: Final[dict[str, tuple[Fields[Any], Sequence[msgspec.structs.FieldInfo]
     "EmbeddingRequest": (embeddings.FIELDS, ()),
     "TokenizeTextRequest": (tokenize.TOKENIZE, ()),
     "DetokenizeRequest": (tokenize.DETOKENIZE, ()),
+    "NewWorker": (workers.NEW_WORKER, ()),
+    "WorkerChange": (workers.WORKER_CHANGE, ()),
 }
 """By the names of their schemas: the fields of a request, and those that another parser takes out of it."""
 

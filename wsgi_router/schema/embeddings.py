@@ -21,6 +21,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=MAX_INT32)] | None = None
     rid: str | None = None
+    user: str | None = None
 
     # Filled by parse_embedding.
     inputs: list[Prompt] = msgspec.field(default_factory=list)
@@ -29,7 +30,6 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 class Inert(msgspec.Struct):
-    user: str | None = None
     priority: int | None = None
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, check_depth, convert
+from wsgi_router.schema.decode import bad, check_depth, convert, missing
 from wsgi_router.schema.sampling import NonEmpty
 from wsgi_router.schema.tools import Name, check_schema, is_name
 
@@ -131,7 +131,7 @@ def _response_format(form: _ResponseFormat | None, raw: Any) -> AnswerFormat | N
 def _json_schema(form: _JsonSchema | None) -> AnswerFormat:
     path = "response_format.json_schema"
     if form is None:
-        raise bad(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")
+        raise missing(path)
     if not is_name(form.name):
         raise bad(f"{path}.name", "The name is 1 to 64 of the characters a-z, A-Z, 0-9, _ and -.")
     schema = _ANY_OBJECT if form.schema is None else form.schema

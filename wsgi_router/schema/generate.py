@@ -60,6 +60,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     return_text_in_logprobs: bool | None = None
     rid: str | list[str] | None = None
     lora_path: str | list[str | None] | None = None
+    user: str | None = None
 
     # Filled by parse_generate.
     sampling: GenerateSampling = msgspec.field(default_factory=GenerateSampling)
@@ -84,7 +85,6 @@ class Inert(msgspec.Struct):
     model: str | None = None
     log_metrics: bool | None = None
     priority: int | None = None
-    user: str | None = None
     extra_key: str | list[str] | None = None
 
 

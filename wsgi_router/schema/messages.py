@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, unsupported
+from wsgi_router.schema.decode import bad, missing, unsupported
 
 MAX_MESSAGES: Final = 10_000
 """Checking a message takes some microseconds, in which the process does nothing else."""
@@ -124,22 +124,14 @@ def _check_parts(message: Message, path: str) -> None:
                 f"{where}.type", f"Unknown content part type '{part.type[:64]}' in a {message.role} message."
             )
         if getattr(part, key) is None:
-            raise bad(
-                f"{where}.{key}",
-                f"Missing required parameter: '{where}.{key}'.",
-                "missing_required_parameter",
-            )
+            raise missing(f"{where}.{key}")
 
 
 def _check_tool_call(call: ToolCall, path: str) -> None:
     if call.type != "function":
         raise unsupported(f"{path}.type", f"Tool calls of type '{call.type[:64]}' are not supported.")
     if call.function is None:
-        raise bad(
-            f"{path}.function",
-            f"Missing required parameter: '{path}.function'.",
-            "missing_required_parameter",
-        )
+        raise missing(f"{path}.function")
     if not call.function.name:
         raise bad(f"{path}.function.name", "A call needs the name of a function.")
 

@@ -99,6 +99,7 @@ class Streamed(Sampling, kw_only=True):
     stream_options: StreamOptions | None = None
     rid: str | None = None
     prompt_cache_key: str | None = None
+    user: str | None = None
 
 
 _BOUNDS: Final[dict[str, Bounds]] = bounds(Sampling)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from wsgi_router.schema import chat
-from wsgi_router.schema.decode import bad, decode_object
+from wsgi_router.schema.decode import bad, decode_object, missing
 from wsgi_router.schema.fields import Fields
 from wsgi_router.schema.prompts import IDS, MAX_INPUTS, TEXTS, Prompt, or_null, prompt_paths, read_prompts
 
@@ -72,7 +72,7 @@ def parse_tokenize(body: bytes) -> TokenizeRequest:
         request.unknown = request.chat.unknown
         return request
     if request.prompt is None:
-        raise bad("prompt", "Missing required parameter: 'prompt'.", "missing_required_parameter")
+        raise missing("prompt")
     prompts, request.batch = read_prompts("prompt", request.prompt, MAX_INPUTS)
     request.texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(request.texts) < len(prompts):

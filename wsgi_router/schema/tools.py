@@ -12,8 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from wsgi_router.errors import InvalidRequestError
-from wsgi_router.schema.decode import bad, check_depth, convert, unsupported
+from wsgi_router.schema.decode import bad, check_depth, convert, missing, unsupported
 
 MAX_TOOLS: Final = 128
 """OpenAI's bound."""
@@ -157,7 +156,7 @@ def _tool(shape: _ToolShape, path: str) -> Function:
     if shape.type != "function":
         raise unsupported(f"{path}.type", f"Tools of type '{shape.type[:64]}' are not supported.")
     if shape.function is None:
-        raise _missing(f"{path}.function")
+        raise missing(f"{path}.function")
     return _function(shape.function, f"{path}.function")
 
 
@@ -239,9 +238,9 @@ def _allowed(given: _ChoiceShape) -> _Choice:
         path = "tool_choice.allowed_tools"
         mode, entries = given.allowed_tools.mode, given.allowed_tools.tools
     elif mode is None and entries is None:
-        raise _missing("tool_choice.allowed_tools")
+        raise missing("tool_choice.allowed_tools")
     if mode is None:
-        raise _missing(f"{path}.mode")
+        raise missing(f"{path}.mode")
     if not entries:
         raise bad(f"{path}.tools", "At least one tool must be allowed.")
     names = []
@@ -262,7 +261,7 @@ def _name(function: _Named | None, name: str | None, path: str) -> tuple[str, st
         return function.name, f"{path}.function.name"
     if name is not None:
         return name, f"{path}.name"
-    raise _missing(f"{path}.function")
+    raise missing(f"{path}.function")
 
 
 def _narrowed(
@@ -299,7 +298,3 @@ def _filled(tool: dict[str, Any]) -> dict[str, Any]:
     parameters = function.get("parameters")
     filled = {**function, "parameters": _WITHOUT_PARAMETERS if parameters is None else parameters}
     return {"type": "function", **tool, "function": filled}
-
-
-def _missing(path: str) -> InvalidRequestError:
-    return bad(path, f"Missing required parameter: '{path}'.", "missing_required_parameter")

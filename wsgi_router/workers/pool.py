@@ -7,27 +7,33 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from wsgi_router import observability, runtime
-from wsgi_router.errors import ModelNotFoundError, NoWorkerError
+from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers import board
 from wsgi_router.workers.breaker import SEEN, Event, State
-from wsgi_router.workers.policies import POLICIES, Hints
+from wsgi_router.workers.hints import NO_HINTS, Hints
+from wsgi_router.workers.membership import Membership
+from wsgi_router.workers.policies import POLICIES, Policy
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
 _LOG = logging.getLogger(__name__)
 
-_NO_HINTS: Final[Hints] = {}
+TARGET_HEADER: Final = "x-smg-target-worker"
+"""Names a worker; SGLang's gateway calls it so."""
 _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
+_LOOK_SECONDS: Final = 0.5
+"""Longest time until a change of the list of workers, made by another process, is seen."""
 _IDLE_INTERVALS: Final = 5
 """Health intervals after which a worker that is up, and was not heard of, is asked again."""
 
@@ -40,19 +46,24 @@ class WorkerPool:
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
-        self.workers = tuple(Worker(url) for url in settings.workers)
+        self._board = board.current()
+        self.membership = Membership(settings.workers, self._board, settings.workers_file)
+        self._generation = self.membership.generation
+        self.workers: tuple[Worker, ...] = ()
+        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
         self._transport = transport
         self._settings = settings
-        self._policy = POLICIES[settings.policy]()
+        self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
         self._probing: set[Worker] = set()
-        self._unasked = set(self.workers)
+        self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._cards_lock = threading.Lock()
-        self._due: dict[Worker, float] = dict.fromkeys(self.workers, 0.0)
+        self._due: dict[Worker, float] = {}
         self._wakeup: runtime.Wakeup = runtime.wakeup()
         self._started = False
         self._closed = False
+        self._take_list()
 
     def start(self) -> None:
         """Begins to look after the workers. Once, after the fork."""
@@ -71,11 +82,13 @@ class WorkerPool:
     def close(self) -> None:
         """Ends what `start` began."""
         self._closed = True
+        for worker in (*self.workers, *self._leaving.values()):
+            worker.close()
         self._wakeup.set()
 
     def usable(self) -> bool:
         """Whether any worker may be asked."""
-        return any(worker.state in (State.UP, State.SUSPECT) for worker in self.workers)
+        return any(worker.usable() for worker in self.workers)
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
@@ -115,10 +128,44 @@ class WorkerPool:
         return cards[0]
 
     def select(
-        self, model: str, hints: Hints = _NO_HINTS, exclude: Collection[Worker] = (), adapter: str = ""
+        self,
+        model: str,
+        hints: Hints = NO_HINTS,
+        exclude: Collection[Worker] = (),
+        adapter: str = "",
+        near: Worker | None = None,
     ) -> Lease:
-        """A lease on the worker that the policy chooses for `model` and `adapter`. Raises NoWorkerError."""
-        return self._policy.select(self.candidates(model, exclude, adapter), hints).lease()
+        """A lease on the worker that the policy chooses for `model` and `adapter`.
+
+        `near` has another choice of the same request; it is taken, unless the policy bounds loads. A worker
+        that the hints name is the only one. Raises NoWorkerError; InvalidRequestError if the hints name one
+        that is not there, or cannot do it.
+        """
+        policy = self._policies.get(model)
+        if policy is None:
+            policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
+        if near is not None and near.available() and (hints.target or not policy.bounded):
+            return near.lease()
+        if hints.target:
+            return self._target(hints.target, model, exclude, adapter).lease()
+        return policy.select(self.candidates(model, exclude, adapter), hints).lease()
+
+    def _target(self, name: str, model: str, exclude: Collection[Worker], adapter: str) -> Worker:
+        worker = self._named(name)
+        if worker is None:
+            raise _bad_target(f"There is no worker '{shown(name)}'.")
+        if worker in exclude or not worker.usable():
+            raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.")
+        if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
+            raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
+        return worker
+
+    def _named(self, name: str) -> Worker | None:
+        """The worker with this id, URL, HOST:PORT, or place (from 0) in the list of workers."""
+        for place, worker in enumerate(self.workers):
+            if name in (worker.id, worker.url, worker.address, str(place)):
+                return worker
+        return None
 
     def candidates(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> Sequence[Worker]:
         """Those that may be asked, at least one; of an adapter those that are known to have it.
@@ -129,7 +176,7 @@ class WorkerPool:
         if adapter:
             serving = [worker for worker in serving if adapter in worker.adapters]
         candidates = [worker for worker in serving if worker.available()]
-        candidates = candidates or [worker for worker in serving if worker.state is State.SUSPECT]
+        candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
             raise NoWorkerError
         return candidates
@@ -138,7 +185,7 @@ class WorkerPool:
         """Takes in what a call has seen of a worker."""
         if worker.note(event):
             _LOG.warning("worker %s is %s", worker.url, worker.state)
-            if worker.state is State.SUSPECT:
+            if worker.state is State.SUSPECT and worker in self._due:
                 self._due[worker] = 0.0
                 self._wakeup.set()
 
@@ -154,7 +201,50 @@ class WorkerPool:
 
     def _look_after(self) -> None:
         while not self._closed:
-            self._wakeup.wait(self._probe_due(time.monotonic()))
+            if self.membership.generation != self._generation:
+                self.follow()
+            self._let_leave()
+            self._wakeup.wait(min(self._probe_due(time.monotonic()), _LOOK_SECONDS))
+
+    def follow(self) -> None:
+        """Takes in what has become of the list of workers."""
+        try:
+            self._take_list()
+        except SettingsError as error:
+            _LOG.error("%s", error)
+        self._wakeup.set()
+
+    def _take_list(self) -> None:
+        generation = self.membership.generation
+        entries = self.membership.entries()
+        with self._cards_lock:
+            known = {worker.url: worker for worker in self.workers} | self._leaving
+            for url in known.keys() & entries.keys():
+                self._leaving.pop(url, None)
+            for url in known.keys() - entries.keys():
+                self._leaving[url] = known[url]
+            self.workers = tuple(known.get(url) or self._join(url) for url in entries)
+            for worker in self.workers:
+                worker.draining = entries[worker.url]
+            self._gather_cards()
+            self._generation = generation
+
+    def _join(self, url: str) -> Worker:
+        worker = Worker(url, self._board.load(url))
+        self._due[worker] = 0.0
+        self._unasked.add(worker)
+        return worker
+
+    def _let_leave(self) -> None:
+        """Drops the connection to a removed worker once its last request here has ended."""
+        for url, worker in list(self._leaving.items()):
+            if worker.in_flight == 0 and worker not in self._probing:
+                del self._leaving[url]
+                del self._due[worker]
+                self._unasked.discard(worker)
+                worker.close()
+                self._transport.forget(worker)
+                _LOG.info("worker %s is served no more", url)
 
     def _probe_due(self, now: float) -> float:
         """Begins the probes that are due; returns the seconds until the next one may be."""
@@ -178,7 +268,6 @@ class WorkerPool:
         asked = time.monotonic()
         try:
             card = self._ask(worker)
-            worker.failures = 0
             self._set_card(worker, card)
             if worker.note(Event.PROBE_OK):
                 worker.forget_adapters()  # it may have been started anew
@@ -199,12 +288,15 @@ class WorkerPool:
             return
         with self._cards_lock:
             worker.card = card
-            cards: dict[str, ModelCard] = {}
-            for one in self.workers:
-                if one.card is not None:
-                    name = self._settings.model or one.card.name
-                    cards[name] = _narrower(cards.get(name), one.card, name)
-            self._cards = dict(sorted(cards.items()))
+            self._gather_cards()
+
+    def _gather_cards(self) -> None:
+        cards: dict[str, ModelCard] = {}
+        for one in self.workers:
+            if one.card is not None:
+                name = self._settings.model or one.card.name
+                cards[name] = _narrower(cards.get(name), one.card, name)
+        self._cards = dict(sorted(cards.items()))
 
     def _ask(self, worker: Worker) -> ModelCard:
         request = pb.GetModelInfoRequest().SerializeToString()
@@ -216,17 +308,20 @@ class WorkerPool:
         late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
         if late and self._heard(worker) > asked:
             return  # its streams flow
-        worker.failures += 1
-        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker.failures == 1:
+        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker in self._unasked:
             trace = None if isinstance(error, (RpcFailure, DecodeError)) else error
             _LOG.warning("worker %s is %s: %s", worker.url, worker.state, error, exc_info=trace)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"
 
-    def stats(self) -> Mapping[str, Sequence[Any]]:
-        """For metrics: each worker's URL to (1 if up else 0, requests in flight)."""
-        return {worker.url: (int(worker.available()), worker.in_flight) for worker in self.workers}
+    def stats(self) -> observability.WorkerStats:
+        """For metrics: each worker's URL to (1 if up else 0, requests in flight of all processes)."""
+        return {worker.url: (int(worker.state is State.UP), worker.load) for worker in self.workers}
+
+
+def _bad_target(message: str) -> InvalidRequestError:
+    return InvalidRequestError(message, code="worker_not_found")
 
 
 def _narrower(known: ModelCard | None, card: ModelCard, name: str) -> ModelCard:

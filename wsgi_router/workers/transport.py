@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
+from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.worker import Worker
 
 
@@ -16,8 +19,7 @@ class GenerateJob(msgspec.Struct, frozen=True):
     model: str
     body: bytes
     choices: int = 1
-    hints: Mapping[str, str] = msgspec.field(default_factory=dict)
-    """What routing policies may go by."""
+    hints: Hints = NO_HINTS
     streamed: bool = True
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
     adapter: str = ""
@@ -76,14 +78,49 @@ class Patience(NamedTuple):
     between: float
 
 
+class Cancel:
+    """Called once nobody waits for some unary calls any more, from anywhere; it ends them."""
+
+    def __init__(self) -> None:
+        self._ends: list[Callable[[], object]] = []
+        self._called = False
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._called = True
+            ends = list(self._ends)
+        for end in ends:
+            end()
+
+    @contextlib.contextmanager
+    def calling(self, end: Callable[[], object]) -> Iterator[None]:
+        """Within, and maybe a moment longer, `end` is called by this; at once if this was called before."""
+        with self._lock:
+            self._ends.append(end)
+            called = self._called
+        try:
+            if called:
+                end()
+            yield
+        finally:
+            with self._lock:
+                self._ends.remove(end)
+
+
 class Transport(Protocol):
     """Calls to workers. One for each process, made after the fork."""
 
     def heard(self, worker: Worker) -> float:
         """When anything of a call came from `worker`, by time.monotonic; not later than it can be told."""
 
-    def unary(self, worker: Worker, method: str, request: bytes, timeout: float) -> bytes:
-        """One call of `method` (its short name), blocking; raises RpcFailure. Bounded in number."""
+    def unary(
+        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+    ) -> bytes:
+        """One call of `method` (its short name), blocking; raises RpcFailure, CANCELLED after `cancel`.
+
+        Bounded in number: Embed, which may wait for a worker's queue for long, apart from all the others.
+        """
 
     def abort(self, worker: Worker, request_id: str) -> None:
         """Tells the worker to drop a request. Does not wait, never raises; bounded in number and time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from wsgi_router import runtime
+from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
 _SCHEME: Final = "grpc://"
@@ -43,19 +45,25 @@ class Adapter:
     path: str = ""
 
 
+def worker_id(url: str) -> str:
+    """16 hex digits that name a worker, in paths; the same in all processes and after a restart."""
+    return hashlib.sha256(url.encode()).hexdigest()[:16]
+
+
 class Worker:
     """A worker's address, state and requests in flight."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, load: Load | None = None) -> None:
         if not url.startswith(_SCHEME):
             raise ValueError(f"worker {url!r} must be grpc://HOST:PORT")
         self.url = url
+        self.id = worker_id(url)
         self.address = url.removeprefix(_SCHEME)
         self.state = State.UNKNOWN
+        self.draining = False
+        """Takes no new requests, as the operator wants it."""
         self.card: ModelCard | None = None
-        self.in_flight = 0
-        self.failures = 0
-        """Failed probes since the last good one."""
+        self._load = load or Board().load(url)
         self.heard = time.monotonic()
         """When it last answered, or a stream of its gave a message; by time.monotonic."""
         self.adapters: Mapping[str, Adapter] = {}
@@ -64,9 +72,23 @@ class Worker:
         """When it was asked; by time.monotonic."""
         self._lock = runtime.brief_lock()
 
+    @property
+    def in_flight(self) -> int:
+        """Requests of this process that it has in hand."""
+        return self._load.own
+
+    @property
+    def load(self) -> int:
+        """Requests that it has in hand, of all processes of this server."""
+        return self._load.total()
+
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
-        return self.state is State.UP
+        return self.state is State.UP and not self.draining
+
+    def usable(self) -> bool:
+        """Whether it may be chosen if need be."""
+        return self.state in (State.UP, State.SUSPECT) and not self.draining
 
     def note(self, event: Event) -> bool:
         """Takes an event in; True if the state has changed."""
@@ -80,17 +102,21 @@ class Worker:
         """What it has loaded is in doubt."""
         self.adapters, self.adapters_at = {}, -math.inf
 
+    def close(self) -> None:
+        """It is served no more."""
+        self._load.close()
+
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
-        with self._lock:
-            self.in_flight += 1
+        self._load.add(1)
         return Lease(self)
 
     def _return(self, lease: Lease) -> None:
         with self._lock:
-            if not lease.released:
-                lease.released = True
-                self.in_flight -= 1
+            if lease.released:
+                return
+            lease.released = True
+        self._load.add(-1)
 
     def __repr__(self) -> str:
         name = self.card.name if self.card else "?"

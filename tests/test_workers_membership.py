@@ -1,0 +1,118 @@
+"""The list of workers, as it is changed while running."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from wsgi_router.errors import InternalError, InvalidRequestError
+from wsgi_router.settings import MOST_WORKERS, SettingsError
+from wsgi_router.workers.board import Board
+from wsgi_router.workers.membership import Membership, WorkerExistsError
+
+A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
+
+
+@pytest.fixture(params=["memory", "folder", "file"])
+def membership(request: pytest.FixtureRequest, tmp_path: Path) -> Membership:
+    board = Board(None if request.param == "memory" else tmp_path)
+    path = str(tmp_path / "kept.json") if request.param == "file" else ""
+    return Membership((A, B), board, path)
+
+
+def test_it_begins_with_the_settings(membership: Membership) -> None:
+    assert dict(membership.entries()) == {A: False, B: False}
+
+
+def test_changes(membership: Membership) -> None:
+    generations = [membership.generation]
+
+    def entries() -> dict[str, bool]:
+        generations.append(membership.generation)
+        return dict(membership.entries())
+
+    membership.add(C)
+    assert entries() == {A: False, B: False, C: False}
+    membership.drain(B, True)
+    membership.drain(C, True)
+    membership.drain(B, True)
+    assert entries() == {A: False, B: True, C: True}
+    membership.drain(B, False)
+    assert entries() == {A: False, B: False, C: True}
+    membership.remove(A)
+    membership.remove(C)
+    assert entries() == {B: False}
+    membership.add(A)
+    membership.add(C)
+    assert entries() == {A: False, B: False, C: False}  # C drains no longer
+    assert sorted(set(generations)) == generations
+
+
+def test_refusals(membership: Membership) -> None:
+    for url in (A, B):
+        with pytest.raises(WorkerExistsError):
+            membership.add(url)
+    before = membership.generation
+    for number in range(MOST_WORKERS - 2):
+        membership.add(f"grpc://x{number}:1")
+    with pytest.raises(InvalidRequestError, match="no more"):
+        membership.add(C)
+    assert membership.generation == before + MOST_WORKERS - 2
+    membership.remove("grpc://x5:1")
+    membership.add(C)
+    membership.remove("grpc://nobody:1")
+    membership.drain("grpc://nobody:1", True)
+    assert len(membership.entries()) == MOST_WORKERS
+
+
+def test_other_processes_see_it(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    one, other = Membership((A,), board), Membership((A,), board)
+    seen = other.generation
+    one.add(B)
+    assert other.generation != seen
+    assert list(other.entries()) == [A, B]
+
+
+def test_a_file_outlives_the_server_and_follows_the_settings(tmp_path: Path) -> None:
+    path = str(tmp_path / "workers.json")
+    first = Membership((A, B), Board(), path)
+    first.add(C)
+    first.remove(A)
+    assert list(Membership((A, B), Board(), path).entries()) == [B, C]
+    assert list(Membership((C, "grpc://new:1", A), Board(), path).entries()) == [C, "grpc://new:1"]
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "workers.json"
+    path.write_bytes(text)
+    with pytest.raises(SettingsError, match=r"workers\.json"):
+        Membership((A,), Board(), str(path)).entries()
+    assert path.read_bytes() == text
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    membership = Membership((A,), Board(), str(tmp_path / "nowhere" / "workers.json"))
+    with pytest.raises(InternalError, match="No such file"):
+        membership.add(B)
+    assert list(membership.entries()) == [A]
+    assert membership.generation == 0
+
+
+def test_no_change_is_lost_between_threads(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+
+    def add(thread: int) -> None:
+        membership = Membership((), board)
+        for number in range(20):
+            membership.add(f"grpc://host{thread}:{number + 1}")
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Membership((), board).entries()) == 80

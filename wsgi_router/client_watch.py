@@ -1,0 +1,119 @@
+"""The client's connection, watched for its end while a request is answered."""
+
+from __future__ import annotations
+
+import _socket
+from collections.abc import Mapping
+from typing import Any, Final
+
+from wsgi_router import runtime
+
+_POLL_SECONDS: Final = 0.5
+
+
+class ClientWatch:
+    """Notices that the client of a WSGI request has closed its connection.
+
+    Works where the server lends its socket (`gunicorn.socket`). Under gevent the hub tells at once;
+    elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
+    """
+
+    def __init__(self, environ: Mapping[str, Any]) -> None:
+        self.gone = False
+        self.poll_seconds: float | None = None
+        self._next_look = 0.0
+        self._subscriber: runtime.Wakeup | None = None
+        self._watcher: Any = None
+        self._socket: _socket.socket | None = None
+        lent = environ.get("gunicorn.socket")
+        if lent is None or lent.fileno() < 0:
+            return
+        # Its own object on the same descriptor: peeks below TLS, is never patched, and never closes it.
+        self._socket = _socket.socket(lent.family, lent.type, lent.proto, fileno=lent.fileno())
+        if runtime.patched():
+            import gevent
+
+            self._watcher = gevent.get_hub().loop.io(lent.fileno(), 1)
+            self._watcher.start(self._readable)
+        else:
+            self.poll_seconds = _POLL_SECONDS
+
+    def subscribe(self, subscriber: runtime.Wakeup | None) -> None:
+        """`subscriber` is set when the client goes; one at a time."""
+        self._subscriber = subscriber
+        if self.gone and subscriber is not None:
+            subscriber.set()
+
+    def check(self) -> bool:
+        """Looks at the socket now; returns `gone`. Never blocks."""
+        if self._socket is not None and not self.gone:
+            state = _peek(self._socket)
+            if state == _EOF or (state == _BYTES and _peer_has_closed(self._socket)):
+                self._set_gone()
+        return self.gone
+
+    def poll(self, now: float) -> None:
+        """`check()`, but only if the last look is `poll_seconds` old; `now` by time.monotonic."""
+        if now >= self._next_look:
+            self._next_look = now + _POLL_SECONDS
+            self.check()
+
+    def close(self) -> None:
+        """Stops watching; to be called before the server closes the socket. Idempotent."""
+        self._subscriber = None
+        self._stop_watcher()
+        if self._socket is not None:
+            self._socket.detach()
+            self._socket = None
+
+    def _readable(self) -> None:
+        self.check()
+        if not self.gone and self._socket is not None and _peek(self._socket) == _BYTES:
+            # A level-triggered watcher would fire for ever over bytes nobody reads yet.
+            self._stop_watcher()
+            self.poll_seconds = _POLL_SECONDS
+            if self._subscriber is not None:
+                self._subscriber.set()
+
+    def _set_gone(self) -> None:
+        self.gone = True
+        self._stop_watcher()
+        if self._subscriber is not None:
+            self._subscriber.set()
+
+    def _stop_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.stop()
+            watcher.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "gone" if self.gone else "watched" if self._socket is not None else "unwatched"
+        return f"<ClientWatch {state}>"
+
+
+_EOF: Final = "eof"
+_BYTES: Final = "bytes"
+_NOTHING: Final = "nothing"
+_TCP_ESTABLISHED: Final = 1
+
+
+def _peek(sock: _socket.socket) -> str:
+    try:
+        data = sock.recv(1, _socket.MSG_PEEK | _socket.MSG_DONTWAIT)
+    except (BlockingIOError, InterruptedError):
+        return _NOTHING
+    except OSError:
+        return _EOF
+    return _BYTES if data else _EOF
+
+
+def _peer_has_closed(sock: _socket.socket) -> bool:
+    """Behind unread bytes a FIN cannot be peeked; the kernel's state of the connection tells."""
+    try:
+        return sock.getsockopt(_socket.IPPROTO_TCP, _socket.TCP_INFO, 1)[0] != _TCP_ESTABLISHED
+    except (OSError, AttributeError):
+        return False

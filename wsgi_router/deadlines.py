@@ -1,0 +1,59 @@
+"""Things that have to be over at a moment, with one timer for all of them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from wsgi_router import runtime
+
+T = TypeVar("T", bound=Hashable)
+
+
+class Deadlines(Generic[T]):
+    """Calls `late(thing)` for what was added and not discarded in time.
+
+    `late` runs under the lock, so that nothing is called late once `discard` has returned; it must not block,
+    nor come back here.
+    """
+
+    def __init__(self, late: Callable[[T], object]) -> None:
+        self._late = late
+        self._due: dict[T, float] = {}
+        self._timer_due = math.inf
+        self._lock = threading.Lock()
+
+    def add(self, thing: T, seconds: float) -> None:
+        """`thing` is late in `seconds`."""
+        due = time.monotonic() + seconds
+        with self._lock:
+            self._due[thing] = due
+            sooner = due < self._timer_due
+            if sooner:
+                self._timer_due = due
+        if sooner:
+            runtime.call_later(seconds, self._look)
+
+    def discard(self, thing: T) -> None:
+        """`thing` is over. Also for what was never added, or is late already."""
+        with self._lock:
+            self._due.pop(thing, None)
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def _look(self) -> None:
+        with self._lock:
+            now = time.monotonic()
+            for thing in [thing for thing, due in self._due.items() if due <= now]:
+                del self._due[thing]
+                self._late(thing)
+            next_due = self._timer_due = min(self._due.values(), default=math.inf)
+        if next_due < math.inf:
+            runtime.call_later(next_due - now, self._look)
+
+    def __repr__(self) -> str:
+        return f"<Deadlines of {len(self._due)}>"

@@ -1,0 +1,54 @@
+"""POST and PUT of /workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from wsgi_router import settings
+from wsgi_router.schema.decode import bad, decode_object
+from wsgi_router.schema.fields import Fields
+
+_URL: Final[dict[str, Any]] = {"pattern": "^(grpc://)?[^/:]+:[0-9]+/?$"}
+
+
+class NewWorker(msgspec.Struct, kw_only=True):
+    url: Annotated[str, Meta(extra_json_schema=_URL)]
+
+    unknown: list[str] = msgspec.field(default_factory=list)
+
+
+class WorkerChange(msgspec.Struct, kw_only=True):
+    draining: bool
+
+    unknown: list[str] = msgspec.field(default_factory=list)
+
+
+class Inert(msgspec.Struct):
+    """Nothing is accepted without an effect."""
+
+
+NEW_WORKER: Final = Fields(NewWorker, Inert, {}, filled=("unknown",))
+WORKER_CHANGE: Final = Fields(WorkerChange, Inert, {}, filled=("unknown",))
+
+
+def parse_new_worker(body: bytes) -> NewWorker:
+    """The request in `body`, its URL as the settings have it. Raises InvalidRequestError (400)."""
+    value = decode_object(body)
+    request = NEW_WORKER.convert(value)
+    try:
+        request.url = settings.worker_url(request.url)
+    except ValueError as error:
+        raise bad("url", f"'url': {error}.") from None
+    request.unknown = NEW_WORKER.unknown(value)
+    return request
+
+
+def parse_worker_change(body: bytes) -> WorkerChange:
+    """The request in `body`. Raises InvalidRequestError (400)."""
+    value = decode_object(body)
+    request = WORKER_CHANGE.convert(value)
+    request.unknown = WORKER_CHANGE.unknown(value)
+    return request

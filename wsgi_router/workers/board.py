@@ -1,0 +1,194 @@
+"""What the processes of a server know of the workers together: requests in flight, and which list is served.
+
+An anonymous mapping, made before the fork, has a row for each process and a column for each worker. A cell
+is written by its own process alone, in one store of eight bytes, so that no process waits for another; a load
+is the sum of a column. The master gives out the rows, and clears that of a process that has ended. Columns
+are found by the workers' names, and taken under a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import mmap
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from wsgi_router.settings import MOST_WORKERS, SettingsError
+
+ROWS: Final = 64
+COLUMNS: Final = 2 * MOST_WORKERS
+"""Of a list that has changed there are the old workers and the new ones."""
+_CELL: Final = 8
+_HELD: Final = 1 << 40
+"""Added to a cell for each that uses the column, so that one nobody uses is told from an idle worker's."""
+_NAMES: Final = ROWS * COLUMNS
+_ROWS_USED: Final = _NAMES + COLUMNS
+_GENERATION: Final = _ROWS_USED + 1
+_CELLS: Final = _GENERATION + 1
+
+
+class BoardFullError(SettingsError):
+    """There is no column left for a worker."""
+
+    def __init__(self) -> None:
+        super().__init__(f"at most {COLUMNS} workers are counted")
+
+
+class Board:
+    """Made before the fork, with a folder that outlives the processes, it is shared by those that follow."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._cells = memoryview(mmap.mmap(-1, _CELLS * _CELL)).cast("q")
+        self._taken: set[int] = set()
+        self._row: int | None = None if folder else 0
+        if folder is None:
+            self._cells[_ROWS_USED] = 1
+        self._lock = threading.RLock()
+        self._file: tuple[int, int] | None = None
+
+    def take_row(self) -> int | None:
+        """A row for a process about to be forked; None if all are taken. In the master."""
+        row = next((row for row in range(ROWS) if row not in self._taken), None)
+        if row is not None:
+            self._taken.add(row)
+            self._set_rows()
+        return row
+
+    def free_row(self, row: int | None) -> None:
+        """Clears the row of a process that has ended. In the master."""
+        if row is None:
+            return
+        self._cells[row:_NAMES:ROWS] = memoryview(bytes(COLUMNS * _CELL)).cast("q")
+        self._taken.discard(row)
+        self._set_rows()
+
+    def use_row(self, row: int | None) -> None:
+        """From now on this process counts in `row`; without one, others do not see its counts."""
+        self._row = row
+
+    def load(self, url: str) -> Load:
+        """A worker's counts, which are to be closed. Raises BoardFullError."""
+        with self.locked():
+            column = self._column(_name(url))
+            return Load(self._cells, column * ROWS, self._row, self._lock)
+
+    @property
+    def generation(self) -> int:
+        """Goes up with each change of the list of workers."""
+        generation: int = self._cells[_GENERATION]
+        return generation
+
+    def advance(self) -> None:
+        """The list of workers has changed. Under the lock."""
+        self._cells[_GENERATION] += 1
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds all others off, of this process and of the others. For what takes no time."""
+        with self._lock:
+            if self.folder is None:
+                yield
+                return
+            # Locks of this kind belong to a process, and end with it.
+            fcntl.lockf(self._descriptor(self.folder), fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._descriptor(self.folder), fcntl.LOCK_UN)
+
+    def _descriptor(self, folder: Path) -> int:
+        process = os.getpid()
+        if self._file is None or self._file[0] != process:
+            self._file = (process, os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return self._file[1]
+
+    def _column(self, name: int) -> int:
+        free = None
+        for column, taken in enumerate(self._cells[_NAMES : _NAMES + COLUMNS]):
+            if taken == name:
+                return column
+            if free is None and not any(self._cells[column * ROWS : (column + 1) * ROWS]):
+                free = column
+        if free is None:
+            raise BoardFullError
+        self._cells[_NAMES + free] = name
+        return free
+
+    def _set_rows(self) -> None:
+        self._cells[_ROWS_USED] = max(self._taken, default=-1) + 1
+
+    def __repr__(self) -> str:
+        return f"<Board row={self._row} generation={self.generation}>"
+
+
+def _name(url: str) -> int:
+    """Eight bytes that stand for a worker; never 0."""
+    return int.from_bytes(hashlib.sha256(url.encode()).digest()[:8], signed=True) or 1
+
+
+class Load:
+    """Requests in flight at one worker: this process's, which it alone changes, and those of all."""
+
+    __slots__ = ("_cells", "_closed", "_lock", "_own", "_row", "_start")
+
+    def __init__(self, cells: memoryview, start: int, row: int | None, lock: threading.RLock) -> None:
+        self._cells = cells
+        self._start = start
+        self._row = row
+        self._lock = lock
+        self._own = 0
+        self._closed = False
+        self._put(_HELD)
+
+    def add(self, count: int) -> None:
+        """Counts `count` more requests of this process, or fewer."""
+        with self._lock:
+            self._own += count
+            self._put(count)
+
+    def close(self) -> None:
+        """Gives the column up; counts what is added later here alone. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._put(-_HELD - self._own)
+                self._closed = True
+
+    def _put(self, count: int) -> None:
+        if self._row is not None and not self._closed:
+            self._cells[self._start + self._row] += count
+
+    @property
+    def own(self) -> int:
+        """What was added here."""
+        return self._own
+
+    def total(self) -> int:
+        """The sum over all processes."""
+        if self._closed:
+            return self._own
+        counted: int = sum(self._cells[self._start : self._start + self._cells[_ROWS_USED]]) % _HELD
+        return counted if self._row is not None else counted + self._own
+
+    def __repr__(self) -> str:
+        return f"<Load own={self._own} total={self.total()}>"
+
+
+_shared: Board | None = None
+
+
+def share(folder: Path) -> Board:
+    """Makes the board that all processes forked from now on share. In the master."""
+    global _shared
+    _shared = Board(folder)
+    return _shared
+
+
+def current() -> Board:
+    """The shared board, or a new one of the caller's own where no server has made one."""
+    return _shared or Board()
