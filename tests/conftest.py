@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.support import tiny
 from tests.support.app import App
 from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Worker
+from tests.support.transport import Answer
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +20,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture
-def make(folder: Path) -> Callable[..., App]:
-    return lambda *answers, **settings: App(folder, *answers, **settings)
+@pytest.fixture(params=["direct", "flask"])
+def make(folder: Path, request: pytest.FixtureRequest) -> Callable[..., App]:
+    """Makes applications whose routes that generate are asked past Flask, or by its way (`app.RouterApp`)."""
+
+    def made(*answers: Answer, **settings: Any) -> App:
+        app = App(folder, *answers, **settings)
+        if request.param == "flask":
+            app.flask.before_request(lambda: None)
+        return app
+
+    return made
 
 
 @pytest.fixture(scope="module")

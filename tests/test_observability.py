@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, wait_until
 from wsgi_router import observability
 from wsgi_router.observability import Metrics, RequestRecord, printable, request_id
 
@@ -80,7 +80,7 @@ def test_what_a_dead_process_had_in_flight_is_no_more(tmp_path: Path) -> None:
 def test_bounds_must_match() -> None:
     values = Metrics((0.1, 0.2))
     with pytest.raises(ValueError, match="zip"):
-        values.observe_inter_token([1, 2], 0.1)
+        list(values.inter_tokens([1, 2], 0.1))
 
 
 def test_metrics_made_too_early_get_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,15 +119,45 @@ def test_threads_that_ask_first_get_the_same_metrics(monkeypatch: pytest.MonkeyP
     assert len(made) == 1
 
 
+def in_flight() -> float:
+    values = observability.metrics()
+    values.flush()
+    return float(values.in_flight._value.get())
+
+
+def test_changes_are_passed_on_soon() -> None:
+    values = Metrics((0.1,))
+    values.note(((values.retries, 2), (values.in_flight, 1)))
+    values.note(((values.retries, 1), (values.in_flight, -1)))
+    wait_until(lambda: values.retries._value.get() == 3, 10, "the flush")
+    values.note(((values.retries, 1),))
+    assert "wsgi_router_retries_total 4.0" in values.render({})[0].decode()
+
+
+@pytest.mark.parametrize(("seconds", "bucket"), [(0.004, 0), (0.005, 0), (0.0051, 1), (601, -1)])
+def test_times_are_counted_as_prometheus_does(seconds: float, bucket: int) -> None:
+    ours, theirs = Metrics((0.1,)), Metrics((0.1,))
+    ours.note(ours.answered("/x", 200, seconds))
+    theirs.requests.labels("/x", "200").inc()
+    theirs.duration.labels("/x").observe(seconds)
+    assert ours.duration.labels("/x")._buckets[bucket].get() == 0
+    assert _without_times(ours) == _without_times(theirs)
+    assert ours.duration.labels("/x")._buckets[bucket].get() == 1
+
+
+def _without_times(values: Metrics) -> list[str]:
+    return [line for line in values.render({})[0].decode().splitlines() if "_created" not in line]
+
+
 def test_a_record_is_finished_once(caplog: pytest.LogCaptureFixture) -> None:
-    before = observability.metrics().in_flight._value.get()
+    before = in_flight()
     record = RequestRecord("POST", "/v1/chat/completions", "the-id")
-    assert observability.metrics().in_flight._value.get() == before + 1
+    assert in_flight() == before + 1
     record.label("my label\n")
     record.status = 503
     record.finish()
     record.finish()
-    assert observability.metrics().in_flight._value.get() == before
+    assert in_flight() == before
     line = record._line(0.5)
     assert "503" in line
     assert "id=the-id" in line

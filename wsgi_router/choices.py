@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -119,7 +118,7 @@ class Queue:
         self.room: deque[runtime.Wakeup] = deque()
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""

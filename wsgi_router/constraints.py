@@ -15,7 +15,6 @@ Structural tags are those of xgrammar, SGLang's grammar engine. The shapes are t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import msgspec
@@ -37,8 +36,7 @@ _MAPS: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternPr
 """Keywords whose values hold schemas by names of the client's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(msgspec.Struct, frozen=True):
     """`field`: of the sampling parameters, empty for none. `value`: its text."""
 
     field: Field = ""

@@ -1,9 +1,14 @@
-"""Lends the client's socket to the native core, where gunicorn would only pass its bytes on.
+"""Under gunicorn: what can be spared of its way to the client's socket.
+
+A streamed answer's socket is lent to the native core, where gunicorn would only pass the bytes on.
 
 A streamed answer is an iterable; gunicorn sends each piece as a chunk. Where nothing stands in between, the
 core can send the chunks itself, from its own thread, and Python has nothing to do for a token. gunicorn still
 writes the head, the first piece and the end. Nothing is lent under TLS, HTTP/2, HTTP/1.0 or HEAD, where
 middleware has wrapped the answer, or when gunicorn's response does not look as expected.
+
+A whole answer is sent together with its head, which gunicorn sends apart: one call of the system, and one
+packet, in place of two.
 """
 
 from __future__ import annotations
@@ -15,8 +20,14 @@ from wsgi_router.postprocess import StreamResponse
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
-_EXPECTED: Final = ("chunked", "sent", "sock", "cfg", "headers_sent")
+_EXPECTED: Final = ("chunked", "sent", "sock", "cfg", "headers_sent", "response_length")
 """What is used of gunicorn's Response; all of it is as old as the class."""
+
+
+_JOINED_BYTES: Final = 64 << 10
+"""More would cost more to copy than a call of the system does."""
+
+_WITH_BODY: Final = frozenset({"POST", "PUT"})
 
 
 class SocketLoan:
@@ -37,6 +48,32 @@ class SocketLoan:
         self._response.sent += written  # for the access log
 
 
+class _Joining:
+    """A socket for a response of two parts, its head and its body, which are sent together."""
+
+    __slots__ = ("_head", "_socket")
+
+    def __init__(self, sock: Any) -> None:
+        self._socket = sock
+        self._head: bytes | None = None
+
+    def sendall(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+        else:
+            self._socket.sendall(self._head + data)
+            self._head = b""
+
+
+def keep_settings(configuration: Any) -> None:
+    """Makes gunicorn's settings attributes: it looks for each by two calls, a score of times a request.
+
+    To be called once they are what they will be.
+    """
+    settings = getattr(configuration, "settings", {})
+    vars(configuration).update({name: setting.get() for name, setting in settings.items()})
+
+
 def lend_sockets(worker: Any) -> None:
     """From now on streamed answers of gunicorn's `worker` may write to their sockets themselves."""
     from gunicorn.workers.base_async import AsyncWorker
@@ -51,16 +88,20 @@ def offering(application: Application) -> Application:
     def offer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         answer = application(environ, start_response)
         if type(answer) is StreamResponse:
-            response = _lendable(start_response)
-            if response is not None:
+            response = _response(start_response)
+            if response is not None and response.chunked:
                 answer.offer(SocketLoan(response))
+        elif type(answer) is list and len(answer) == 1 and len(answer[0]) <= _JOINED_BYTES:
+            response = _response(start_response)
+            if response is not None and _is_whole(response, answer[0]):
+                response.sock = _Joining(response.sock)
         return answer
 
     return offer
 
 
-def _lendable(start_response: Callable[..., Any]) -> Any:
-    """gunicorn's response, if the rest of its body may be written past it."""
+def _response(start_response: Callable[..., Any]) -> Any:
+    """gunicorn's response, if its body may be written past it."""
     from gunicorn.http.wsgi import Response
 
     response: Any = getattr(start_response, "__self__", None)
@@ -68,4 +109,9 @@ def _lendable(start_response: Callable[..., Any]) -> Any:
         return None
     if not all(hasattr(response, name) for name in _EXPECTED):
         return None
-    return response if response.chunked and response.sock.fileno() >= 0 else None
+    return response if response.sock.fileno() >= 0 else None
+
+
+def _is_whole(response: Any, body: bytes) -> bool:
+    """Whether gunicorn will send exactly a head and then `body`."""
+    return bool(body) and response.response_length == len(body) and response.req.method in _WITH_BODY

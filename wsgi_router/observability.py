@@ -7,15 +7,15 @@ Labels take only values that a client cannot choose: routes, statuses, workers' 
 
 from __future__ import annotations
 
+import bisect
 import functools
 import logging
 import os
 import re
 import sys
-import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.ids import random_id
@@ -32,9 +32,14 @@ DRAINED: Final = "drained"
 
 _NAMES_LOGGED: Final = 50
 
+FLUSH_SECONDS: Final = 0.05
+"""Longest time for which a change of a request's metrics is kept back."""
+
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_generate", "/metrics"})
 """Routes that machines ask every few seconds."""
+
+_KINDS: Final = ("prompt", "cached", "completion", "reasoning")
 
 WorkerStats = Mapping[str, tuple[int, int]]
 """By URL: 1 for a worker that is up, else 0, and its requests in flight."""
@@ -64,8 +69,22 @@ def printable(text: str, limit: int) -> str:
     return "".join(char if " " <= char <= "~" else "?" for char in text[:limit])
 
 
+class _Value(Protocol):
+    """A counter, a gauge, or a part of a histogram."""
+
+    def inc(self, amount: float, /) -> None: ...
+
+
+Change = tuple[_Value, float]
+"""What to add to a value."""
+
+
 class Metrics:
-    """All metrics of the router. Made once a process, by `metrics()`."""
+    """All metrics of the router. Made once a process, by `metrics()`.
+
+    A change of one value costs prometheus_client a lock and, with several processes, a write to a file; there
+    are a dozen in a request. So they are added up here, and passed on many times a second (`flush`).
+    """
 
     def __init__(self, token_bounds: Sequence[float]) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, values
@@ -113,13 +132,58 @@ class Metrics:
         self.retries = Counter("retries", "Requests that went to a second worker.", **common)
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
 
-    def observe_inter_token(self, buckets: Sequence[int], seconds: float) -> None:
-        """Adds counts by bucket (one more than the bounds) whose times add up to `seconds`."""
-        # prometheus_client has no call that adds many observations at once.
+        self._pending: dict[_Value, float] = {}
+        self._lock = runtime.brief_lock()
+        self._requests: dict[tuple[str, int], Counter] = {}
+        self._durations: dict[str, Histogram] = {}
+        self._kinds = {f"{kind}_tokens": self.tokens.labels(kind) for kind in _KINDS}
+
+    def note(self, changes: Iterable[Change]) -> None:
+        """Takes changes in, for the next `flush`."""
+        with self._lock:
+            pending = self._pending
+            first = not pending
+            for value, amount in changes:
+                pending[value] = pending.get(value, 0) + amount
+        if first:
+            runtime.call_later(FLUSH_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Passes on what was noted."""
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        for value, amount in pending.items():
+            if amount:
+                value.inc(amount)
+
+    def first_token_after(self, seconds: float) -> Iterator[Change]:
+        return _observation(self.first_token, seconds)
+
+    def answered(self, route: str, status: int, seconds: float) -> Iterator[Change]:
+        """One more request answered."""
+        requests = self._requests.get((route, status))
+        if requests is None:
+            requests = self._requests[route, status] = self.requests.labels(route, str(status))
+        duration = self._durations.get(route)
+        if duration is None:
+            duration = self._durations[route] = self.duration.labels(route)
+        yield requests, 1
+        yield from _observation(duration, seconds)
+
+    def counted(self, stats: Mapping[str, Any]) -> Iterator[Change]:
+        """What the native core says of an answer."""
+        for name, counter in self._kinds.items():
+            if count := stats.get(name, 0):
+                yield counter, count
+        if stats.get("itl_count"):
+            yield from self.inter_tokens(stats["itl_buckets"], stats["itl_sum"])
+
+    def inter_tokens(self, buckets: Sequence[int], seconds: float) -> Iterator[Change]:
+        """Counts by bucket (one more than the bounds) of times that add up to `seconds`."""
         for bucket, count in zip(self.inter_token._buckets, buckets, strict=True):
             if count:
-                bucket.inc(count)
-        self.inter_token._sum.inc(seconds)
+                yield bucket, count
+        yield self.inter_token._sum, seconds
 
     def count_reused(self, tokens: int) -> None:
         """Counts a prompt of which the prompt cache had `tokens`, if any."""
@@ -129,6 +193,7 @@ class Metrics:
 
     def render(self, workers: WorkerStats) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""
+        self.flush()
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -139,6 +204,12 @@ class Metrics:
             registry.register(self.registry)
         registry.register(WorkerMetrics(workers))
         return generate_latest(registry), CONTENT_TYPE_LATEST
+
+
+def _observation(histogram: Any, seconds: float) -> Iterator[Change]:
+    # prometheus_client has no call that adds many observations at once.
+    yield histogram._buckets[bisect.bisect_left(histogram._upper_bounds, seconds)], 1
+    yield histogram._sum, seconds
 
 
 class WorkerMetrics:
@@ -204,10 +275,10 @@ class RequestRecord:
         self._started = time.monotonic()
         self._first_token: float | None = None
         self._finished = False
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
         self._is_probe = route in _PROBES
         if not self._is_probe:
-            metrics().in_flight.inc()
+            metrics().note(((metrics().in_flight, 1),))
 
     def label(self, text: str | None) -> None:
         """A label that the client gave the request, for the log."""
@@ -223,7 +294,7 @@ class RequestRecord:
         """The worker's first event is there."""
         if self._first_token is None:
             self._first_token = time.monotonic() - self._started
-            metrics().first_token.observe(self._first_token)
+            metrics().note(metrics().first_token_after(self._first_token))
 
     def answered(self, stats: Mapping[str, Any], outcome: str) -> None:
         """The answer's generation has ended: with the view, or later for a stream that has taken over."""
@@ -244,18 +315,13 @@ class RequestRecord:
             LOGGER.log(level, "%s", self._line(elapsed))
 
     def _count(self, elapsed: float) -> None:
-        values, stats = metrics(), self.stats
+        values = metrics()
+        changes = [*values.answered(self.route, self.status, elapsed), *values.counted(self.stats)]
         if not self._is_probe:
-            values.in_flight.dec()
-        values.requests.labels(self.route, str(self.status)).inc()
-        values.duration.labels(self.route).observe(elapsed)
+            changes.append((values.in_flight, -1))
         if self.outcome == CANCELLED:
-            values.cancellations.inc()
-        for kind in ("prompt", "cached", "completion", "reasoning"):
-            if count := stats.get(f"{kind}_tokens", 0):
-                values.tokens.labels(kind).inc(count)
-        if stats.get("itl_count"):
-            values.observe_inter_token(stats["itl_buckets"], stats["itl_sum"])
+            changes.append((values.cancellations, 1))
+        values.note(changes)
 
     def _line(self, elapsed: float) -> str:
         words = [self.method, self.route, str(self.status), self.outcome, f"{elapsed:.3f}s"]

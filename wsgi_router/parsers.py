@@ -6,6 +6,7 @@ constraint on the worker needs, and the switches by which chat templates turn th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar
@@ -279,6 +280,7 @@ class Formats(Generic[Row]):
             key=lambda pair: (-len(pair[0]), pair[0]),
         )
         self._unknown_model = unknown_model
+        self._of_model = functools.lru_cache(maxsize=64)(self._find)
         self.names: Final = tuple(dict.fromkeys((AUTO, NONE, *(row.name for row in rows))))
 
     def canonical(self, word: str) -> str:
@@ -295,10 +297,10 @@ class Formats(Generic[Row]):
 
         `models` are names or paths. None when nothing is to be read.
         """
-        name = self._of_model(models) if setting == AUTO else setting
+        name = self._of_model(tuple(models)) if setting == AUTO else setting
         return None if name == NONE else self._rows[name]
 
-    def _of_model(self, models: Iterable[str]) -> str:
+    def _find(self, models: tuple[str, ...]) -> str:
         for model in models:
             # A name's longest known part counts: qwen3-coder before qwen.
             text = model.lower().replace("_", "-")

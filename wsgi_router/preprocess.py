@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -33,8 +32,7 @@ GENERATE_TOKENS: Final = 128
 """Longest answers, in tokens, of requests that set no limit; OpenAI's and SGLang's own values."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A request that is ready to go."""
 
     jobs: tuple[GenerateJob, ...]
@@ -94,7 +92,6 @@ def prepare(
     `adapters` has the LoRA adapter's name for each prompt, "" for none; `hints` what the client says of the
     worker.
     """
-    runtime.breathe()  # to decode and to encode a large body takes as long again
     job = chat_job(request, card)
     plan = reading.plan(
         request.output,
@@ -221,7 +218,8 @@ def _prepare_prompts(
         return native.prepare(tokenizer, _encode({**job, kind: prompt, "max_tokens": limit}), inline, path)
 
     def fitting(prompt: Prompt, path: str) -> native.Prepared:
-        runtime.breathe()
+        if path != paths[0]:
+            runtime.breathe()
         if job["max_tokens"] is not None:
             return one(prompt, path, job["max_tokens"])
         try:

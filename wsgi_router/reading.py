@@ -26,8 +26,9 @@ request then says `require_reasoning`, on which the rendered prompt has the last
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+import msgspec
 
 from wsgi_router import constraints, parsers
 from wsgi_router.constraints import Constraint
@@ -39,8 +40,7 @@ _REQUIRE_REASONING: Final = b"\x90\x01\x01"
 """`require_reasoning = true` of a GenerateRequest: field 18 on the wire."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What follows from a request and its model for the constraint and for reading the answer."""
 
     output: Output

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, runtime
+from wsgi_router import lending, observability, runtime
 from wsgi_router.api.services import close_all, start_all
 
 _LOG = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ def start(worker: Any) -> None:
     worker's `alive` becomes false, its listener closes, and open requests are given graceful_timeout.
     """
     start_all()
+    lending.keep_settings(worker.cfg)
     lending.lend_sockets(worker)
     runtime.spawn(_watch, worker)
 
@@ -35,6 +36,7 @@ def start(worker: Any) -> None:
 def close() -> None:
     """Drops the connections to the workers."""
     close_all()
+    observability.metrics().flush()
 
 
 def end_streams() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -47,6 +46,12 @@ def read_body(environ: dict[str, Any], settings: Settings) -> bytes:
     return body
 
 
+def rest_after(body: bytes) -> None:
+    """Lets the other requests run once a large body is decoded: to encode it takes as long again."""
+    if len(body) > _SMALL:
+        runtime.breathe()
+
+
 def _check_coding(environ: Mapping[str, Any]) -> None:
     """Nothing is unpacked: a few bytes may become gigabytes."""
     coding = environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
@@ -81,9 +86,10 @@ def _content_length(environ: Mapping[str, Any]) -> int | None:
 
 
 def _read(environ: dict[str, Any], size: int, seconds: float) -> bytes:
+    stream, sock = environ["wsgi.input"], environ.get("gunicorn.socket")
     try:
-        with _bounded(environ.get("gunicorn.socket"), seconds):
-            return _read_pieces(environ["wsgi.input"], size)
+        # A server that lends no socket has bounds of its own.
+        return _read_pieces(stream, size) if sock is None else _read_in_time(stream, sock, size, seconds)
     except TimeoutError:
         environ[_STALLED] = True
         raise RequestTimeoutError from None
@@ -92,23 +98,20 @@ def _read(environ: dict[str, Any], size: int, seconds: float) -> bytes:
         raise InvalidRequestError("The request body could not be read.", code="incomplete_body") from None
 
 
-@contextlib.contextmanager
-def _bounded(sock: Any, seconds: float) -> Iterator[None]:
-    """Ends with TimeoutError when nothing comes from the client's socket, or not all of it in `seconds`."""
-    if sock is None:  # a server that lends none has bounds of its own
-        yield
-        return
+def _read_in_time(stream: Any, sock: Any, size: int, seconds: float) -> bytes:
+    """Raises TimeoutError when nothing comes from the client's socket, or not all of it in `seconds`."""
     before = sock.gettimeout()
     sock.settimeout(min(_SILENCE_SECONDS, seconds))
     reading = Reading(sock)
     READINGS.add(reading, seconds)
     try:
-        yield
+        body = _read_pieces(stream, size)
     finally:
         READINGS.discard(reading)
         sock.settimeout(before)
         if reading.late:
             raise TimeoutError
+    return body
 
 
 def _read_pieces(stream: Any, size: int) -> bytes:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, g, request
+from typing import Any
+
+from flask import Blueprint
 
 from wsgi_router import observability, preprocess, schema
-from wsgi_router.api.body import read_body
+from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import generate
-from wsgi_router.api.services import current
+from wsgi_router.api.generation import Answer, generate, generating
+from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import ChatCompletion, ChatCompletionChunk
 
 blueprint = Blueprint("chat", __name__)
@@ -22,16 +24,18 @@ blueprint = Blueprint("chat", __name__)
     errors=GENERATION,
     event=ChatCompletionChunk,
 )
-def chat_completions() -> Response:
-    services = current()
-    record: observability.RequestRecord = g.record
-    body = read_body(request.environ, services.settings)
+@generating
+def chat_completions(
+    services: Services, record: observability.RequestRecord, environ: dict[str, Any]
+) -> Answer:
+    body = read_body(environ, services.settings)
     asked = schema.parse_chat(body, services.settings.max_choices)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    hints = services.routing.hints(request.environ, asked.prompt_cache_key, asked.user)
+    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
-    return generate(services, record, prepared)
+    return generate(services, record, environ, prepared)

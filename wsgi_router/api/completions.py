@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from flask import Blueprint, Response, g, request
+from typing import Any
+
+from flask import Blueprint
 
 from wsgi_router import observability, preprocess, schema
-from wsgi_router.api.body import read_body
+from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import generate
-from wsgi_router.api.services import current
+from wsgi_router.api.generation import Answer, generate, generating
+from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import Generated, TextCompletion
 
 blueprint = Blueprint("completions", __name__)
@@ -22,20 +24,20 @@ blueprint = Blueprint("completions", __name__)
     errors=GENERATION,
     event=TextCompletion,
 )
-def completions() -> Response:
-    services = current()
+@generating
+def completions(services: Services, record: observability.RequestRecord, environ: dict[str, Any]) -> Answer:
     settings = services.settings
-    record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings)
+    body = read_body(environ, settings)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
-    hints = services.routing.hints(request.environ, asked.prompt_cache_key, asked.user)
+    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, prepared)
+    return generate(services, record, environ, prepared)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -47,18 +49,20 @@ def completions() -> Response:
     event=Generated,
     may_be_list=True,
 )
-def generate_natively() -> Response:
+@generating
+def generate_natively(
+    services: Services, record: observability.RequestRecord, environ: dict[str, Any]
+) -> Answer:
     """SGLang's own route; its clients use PUT too."""
-    services = current()
     settings = services.settings
-    record: observability.RequestRecord = g.record
-    body = read_body(request.environ, settings)
+    body = read_body(environ, settings)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
+    rest_after(body)
     tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
-    hints = services.routing.hints(request.environ, asked.user)
+    hints = services.routing.hints(environ, asked.user)
     prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, prepared)
+    return generate(services, record, environ, prepared)

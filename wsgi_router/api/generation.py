@@ -1,58 +1,95 @@
-"""What the routes that generate have in common: from a prepared request to the response."""
+"""What the routes that generate have in common: from a prepared request to the answer.
+
+Such a route is a handler: a function of the process's services, the request's record and its WSGI environ.
+The application calls it past Flask where it can (`app.RouterApp`); `generating` makes Flask's view of it.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
-from flask import Response, request
+from flask import Response, g, request
 
 from wsgi_router import native, observability, postprocess, preprocess
-from wsgi_router.api.services import Services
+from wsgi_router.api.services import Services, current
 from wsgi_router.client_watch import ClientWatch
-from wsgi_router.dispatch import Generation
+from wsgi_router.postprocess import StreamResponse
 
 _WARNING_NAMES: Final = 10
 _WARNING_BYTES: Final = 1024
-_STREAM_HEADERS: Final = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+_STREAM_HEADERS: Final = (
+    ("Content-Type", "text/event-stream; charset=utf-8"),
+    ("Cache-Control", "no-cache"),
+    ("X-Accel-Buffering", "no"),
+)
+_WHOLE_TYPE: Final = ("Content-Type", "application/json")
+
+
+class Answer(NamedTuple):
+    """An answer of status 200: its body, whole or as it comes, and headers to which the caller may add."""
+
+    body: bytes | StreamResponse
+    headers: list[tuple[str, str]]
+
+    def response(self) -> Response:
+        # The server iterates and closes the events themselves, without a layer for each chunk in between.
+        stream = isinstance(self.body, StreamResponse)
+        return Response(self.body, headers=self.headers, direct_passthrough=stream)
+
+
+Handler = Callable[[Services, observability.RequestRecord, dict[str, Any]], Answer]
+"""Answers a request of this environ. Raises RouterError before anything is sent."""
+
+_HANDLER: Final = "handler_"
+
+
+def generating(handler: Handler) -> Callable[[], Response]:
+    """The view of a handler."""
+
+    @functools.wraps(handler)
+    def view() -> Response:
+        return handler(current(), g.record, request.environ).response()
+
+    setattr(view, _HANDLER, handler)
+    return view
+
+
+def handler_of(view: Callable[..., Any]) -> Handler | None:
+    """What `generating` has made a view of; None for other views."""
+    return getattr(view, _HANDLER, None)
 
 
 def generate(
-    services: Services, record: observability.RequestRecord, prepared: preprocess.Prepared
-) -> Response:
+    services: Services,
+    record: observability.RequestRecord,
+    environ: dict[str, Any],
+    prepared: preprocess.Prepared,
+) -> Answer:
     """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent."""
     stream = native.new_stream(services.tokenizer, prepared.stream_options)
-    generation = services.dispatcher.open(prepared.jobs, ClientWatch(request.environ), answer=stream)
+    generation = services.dispatcher.open(prepared.jobs, ClientWatch(environ), answer=stream)
     record.first_token()
-    answer = _stream if prepared.streaming else _whole
-    response = answer(generation, stream, services, record)
-    warn(response, prepared.warnings)
-    return response
+    if prepared.streaming:
+        events = postprocess.stream_response(generation, stream, services.settings, record.answered)
+        record.deferred = True
+        answer = Answer(events, [*_STREAM_HEADERS])
+    else:
+        body = postprocess.aggregate(generation, stream, record.answered)
+        answer = Answer(body, [_WHOLE_TYPE, ("Content-Length", str(len(body)))])
+    if prepared.warnings:
+        answer.headers.append((WARNING, warning_header(prepared.warnings)))
+    return answer
 
 
-def _stream(
-    generation: Generation, stream: native.Stream, services: Services, record: observability.RequestRecord
-) -> Response:
-    events = postprocess.stream_response(generation, stream, services.settings, record.answered)
-    record.deferred = True
-    # The server iterates and closes the events themselves, without a layer for each chunk in between.
-    return Response(events, headers=_STREAM_HEADERS, direct_passthrough=True)
-
-
-def _whole(
-    generation: Generation, stream: native.Stream, services: Services, record: observability.RequestRecord
-) -> Response:
-    body = postprocess.aggregate(generation, stream, record.answered)
-    return Response(body, content_type="application/json")
+WARNING: Final = "X-Router-Warning"
 
 
 def warn(response: Response, names: tuple[str, ...]) -> None:
     """Names fields without effect in the header X-Router-Warning, if there are any."""
     if names:
-        response.headers["X-Router-Warning"] = warning_header(names)
+        response.headers[WARNING] = warning_header(names)
 
 
 def warning_header(names: tuple[str, ...]) -> str:

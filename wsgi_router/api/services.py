@@ -143,7 +143,12 @@ def attach(app: Any, services: Services) -> None:
     app.extensions[_KEY] = services
 
 
+def services_of(app: Any) -> Services:
+    """The services of `app`."""
+    services: Services = app.extensions[_KEY]
+    return services
+
+
 def current() -> Services:
     """The services of the app that answers this request."""
-    services: Services = current_app.extensions[_KEY]
-    return services
+    return services_of(current_app)

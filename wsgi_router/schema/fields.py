@@ -39,6 +39,7 @@ class Fields(Generic[T]):
     ) -> None:
         self.not_supported = not_supported
         self.honoured = frozenset(request.__struct_encode_fields__) - set(filled) - not_supported.keys()
+        self._unsupported = frozenset(not_supported)
         self.inert = frozenset(inert.__struct_encode_fields__)
         self.known = self.honoured | self.inert | not_supported.keys() | special.keys()
         self.special = special
@@ -58,10 +59,12 @@ class Fields(Generic[T]):
 
     def check(self, value: Mapping[str, Any]) -> None:
         """Raises InvalidRequestError for what is not supported, and for inert fields of a wrong type."""
-        for name, given in only(value, self.not_supported).items():
-            if given is not None and not any(_same(given, neutral) for neutral in self.not_supported[name]):
-                raise unsupported(self._at + name)
-        convert(only(value, self.inert), self._inert, self._at)
+        if not self._unsupported.isdisjoint(value):
+            for name, given in only(value, self.not_supported).items():
+                if given is not None and not any(_same(given, one) for one in self.not_supported[name]):
+                    raise unsupported(self._at + name)
+        if not self.inert.isdisjoint(value):
+            convert(only(value, self.inert), self._inert, self._at)
 
     def unknown(self, value: Mapping[str, Any]) -> list[str]:
         """Paths of the unknown keys."""

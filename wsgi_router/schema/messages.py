@@ -149,11 +149,14 @@ def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 _OLD_KEYS: Final = frozenset({"function_call", "refusal", "reasoning"})
+_PLAIN_KEYS: Final = frozenset({"role", "content"})
 _PARSED: Final = "parsed"
 _PARSED_ARGUMENTS: Final = "parsed_arguments"
 
 
 def _is_modern(message: dict[str, Any]) -> bool:
+    if message.keys() == _PLAIN_KEYS and isinstance(message["content"], str):  # nearly all
+        return bool(message["role"] != "function")
     if message["role"] == "function" or message.keys() & _OLD_KEYS or _PARSED in message:
         return False
     content = message.get("content")

@@ -43,6 +43,8 @@ TAKEN: Final = frozenset(name for part in PARTS for name in part.__struct_encode
 
 def take_output(value: dict[str, Any]) -> Output:
     """Takes these fields out of a request body. Raises InvalidRequestError."""
+    if TAKEN.isdisjoint(value):
+        return PLAIN
     return parse_output({name: value.pop(name) for name in list(value) if name in TAKEN})
 
 

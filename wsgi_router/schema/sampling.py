@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -111,9 +112,7 @@ def in_range(name: str, number: float) -> bool:
 
 def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
     """What the types do not say. `at` is put before the names in errors. Raises InvalidRequestError."""
-    kind = type(sampling)
-    shown = dict(zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True))
-    names = {name: at + renamed for name, renamed in shown.items()}
+    names = _shown(type(sampling), at)
     if sampling.top_k == 0:
         name = names["top_k"]
         raise bad(name, f"'{name}' must be -1 (off), or at least 1 and at most {MAX_INT32}.")
@@ -127,6 +126,13 @@ def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
     given = [name for name in CONSTRAINTS if getattr(sampling, name) is not None]
     if len(given) > 1:
         raise bad(names[given[1]], f"'{names[given[1]]}' excludes '{names[given[0]]}'.")
+
+
+@functools.cache
+def _shown(kind: type[Sampling], at: str) -> dict[str, str]:
+    """The fields' names in errors."""
+    shown = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return {name: at + renamed for name, renamed in shown}
 
 
 def check_stream(request: Streamed) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+import msgspec
 
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.worker import Worker
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateJob:
+class GenerateJob(msgspec.Struct, frozen=True):
     """What a worker is to do. `body` is a GenerateRequest without its request_id; ids are put in front."""
 
     model: str
@@ -71,8 +71,7 @@ class Call(Protocol):
         """Cancels it if it still runs; no event follows. Idempotent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
+class Patience(NamedTuple):
     """Longest waits in seconds: for the first message, and between two."""
 
     first: float

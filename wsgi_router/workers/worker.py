@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from wsgi_router import runtime
 from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
 
@@ -73,7 +73,7 @@ class Worker:
         """The loaded ones by name, as far as it was asked; replaced as a whole."""
         self.adapters_at = -math.inf
         """When it was asked; by time.monotonic."""
-        self._lock = threading.Lock()
+        self._lock = runtime.brief_lock()
 
     @property
     def in_flight(self) -> int:
