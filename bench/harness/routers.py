@@ -43,7 +43,7 @@ def own(transport: str, processes: int = 1, *, name_processes: bool = False) -> 
         port = free_port()
         env = {
             "WSGI_ROUTER_WORKERS": f"grpc://127.0.0.1:{worker_port}",
-            "WSGI_ROUTER_TOKENIZER_PATH": str(assets.tokenizer()),
+            "WSGI_ROUTER_TOKENIZER_PATH": str(assets.model()),
             "WSGI_ROUTER_MODEL": MODEL,
             "WSGI_ROUTER_BIND": f"127.0.0.1:{port}",
             "WSGI_ROUTER_LOG_LEVEL": "warning",
@@ -59,12 +59,12 @@ def own(transport: str, processes: int = 1, *, name_processes: bool = False) -> 
     return start
 
 
-def _rust_gateway(package: tuple[str, str], module: list[str]) -> Start:
-    """A Rust gateway out of its wheel, in gRPC mode, quiet, its other settings as it ships."""
+def _rust_gateway(package: tuple[str, str], module: list[str], *more: str) -> Start:
+    """A Rust gateway out of its wheel, in gRPC mode, quiet; `more` options, the others as it ships."""
 
     def start(label: str, worker_port: int) -> Running:
         port, metrics_port = free_port(), free_port()
-        tokenizer = str(assets.tokenizer())
+        tokenizer = str(assets.model())
         options = {
             "--host": "127.0.0.1",
             "--port": str(port),
@@ -77,7 +77,7 @@ def _rust_gateway(package: tuple[str, str], module: list[str]) -> Start:
             "--log-level": "warn",
         }
         python = str(assets.package_python(package[0], [f"{package[0]}=={package[1]}"]))
-        command = [python, "-m", *module, *(word for pair in options.items() for word in pair)]
+        command = [python, "-m", *module, *(word for pair in options.items() for word in pair), *more]
         env = {"TIKTOKEN_ENCODINGS_BASE": str(assets.tiktoken_folder()), "HF_HUB_OFFLINE": "1"}
         service = Service(label, command, env=env, cores=CORES.router)
         return Running(" ".join(package), f"http://127.0.0.1:{port}", service, "/readiness")
@@ -85,9 +85,10 @@ def _rust_gateway(package: tuple[str, str], module: list[str]) -> Start:
     return start
 
 
+# smg admits 4,096 requests at once by default, fewer than the largest scenario has.
 PEERS: dict[str, Start] = {
     "sglang-router": _rust_gateway(SGLANG_ROUTER, ["sglang_router.launch_router"]),
-    "smg": _rust_gateway(SMG, ["smg", "launch"]),
+    "smg": _rust_gateway(SMG, ["smg", "launch"], "--max-concurrent-requests", "0"),
 }
 
 
