@@ -70,9 +70,9 @@ def tokenizer() -> Path:
 
 
 def model() -> Path:
-    """The folder that all routers are given: the tokenizer, and the config.json that stands beside it in a model.
+    """The folder that all routers are given: the tokenizer, and a config.json as every model has one.
 
-    smg looks for that file at each request until it has found it, which takes it seconds when many come at once.
+    smg looks for that file at each request until it has found it, for seconds when many come at once.
     """
     folder = WORK / "model"
     folder.mkdir(parents=True, exist_ok=True)
@@ -120,15 +120,18 @@ def tiktoken_folder() -> Path:
     return folder
 
 
-def package_python(name: str, requirements: list[str]) -> Path:
-    """The interpreter of the environment `name`, theirs alone, with these pinned packages in it."""
+def package_python(name: str, requirements: list[str], alone: list[str] | None = None) -> Path:
+    """The interpreter of the environment `name`, with these pinned packages; those `alone` without theirs."""
     folder = CACHE / f"bench-venv-{name}"
     python, marker = folder / "bin" / "python", folder / "requirements"
-    wanted = "\n".join(requirements)
+    alone = alone or []
+    wanted = "\n".join(requirements + alone)
     if marker.is_file() and marker.read_text() == wanted:
         return python
-    print(f"environment of {name}: pip install {' '.join(requirements)}", flush=True)
+    print(f"environment of {name}: pip install {' '.join(requirements + alone)}", flush=True)
     _run([sys.executable, "-m", "venv", str(folder)])
     _run([str(python), "-m", "pip", "install", "--quiet", *requirements])
+    if alone:
+        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *alone])
     marker.write_text(wanted)
     return python
