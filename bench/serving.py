@@ -1,7 +1,7 @@
-"""The bench_serving of the sglang wheel against this router and its peers, with the Go router's published shape.
+"""bench_serving of the sglang wheel against this router and its peers, in the Go router's published shape.
 
-`python bench/serving.py`: 100 requests at 20 a second, 20 at once, up to 1,024 tokens in and up to 512 out, before
-a load worker that takes 130 ms to the first token and 26.5 ms for each other; prints a Markdown table.
+`python bench/serving.py`: 100 requests at 20 a second, 20 at once, up to 1,024 tokens in and up to 512 out,
+before a load worker that takes 130 ms to the first token and 26.5 ms for each other; prints a Markdown table.
 """
 
 import argparse
@@ -162,9 +162,8 @@ def main() -> int:
     for router, result in results:
         answered = f"{result['completed']} of {options.requests}"
         failed |= result["completed"] != options.requests
-        lines.append(
-            row([router.name, answered, *(number(result[key], digits) for _, key, digits in COLUMNS)])
-        )
+        figures = [number(result[key], digits) for _, key, digits in COLUMNS]
+        lines.append(row([router.name, answered, *figures]))
     text = "\n".join(lines) + "\n"
     (WORK / "serving.md").write_text(text)
     (WORK / "serving.json").write_text(json.dumps({router.name: one for router, one in results}, indent=1))

@@ -1,8 +1,8 @@
 """Runs bench_serving out of the sglang wheel without torch: `python sglang_bench_serving.py OPTIONS…`.
 
-`sglang/__init__` and what bench_serving imports of the server need torch; neither is used for a server that is
-only spoken to by HTTP, so stand-ins take their places. To be run by an environment that has the wheel (without
-its dependencies) and the few packages that the client needs: `bench/serving.py` makes one.
+`sglang/__init__` and what bench_serving imports of the server need torch; neither is used for a server that
+is only spoken to by HTTP, so stand-ins take their places. To be run by an environment that has the wheel
+(without its dependencies) and the few packages that the client needs: `bench/serving.py` makes one.
 """
 
 import importlib.util
