@@ -11,7 +11,10 @@ from harness.measure import Outcome
 from harness.tables import cpu_a_token, group, routers
 
 Value = Callable[[Outcome, str], float | None]
-STYLE = CleanStyle(font_family="sans-serif", label_font_size=11, legend_font_size=12, title_font_size=15)
+LEAST_MS = 0.1
+STYLE = CleanStyle(
+    font_family="sans-serif", label_font_size=11, legend_font_size=12, title_font_size=15, value_font_size=9
+)
 
 
 def draw(outcomes: list[Outcome], folder: Path) -> dict[str, str]:
@@ -73,11 +76,18 @@ def _lines() -> pygal.Graph:
 
 def _series(chart: pygal.Graph, outcomes: list[Outcome], value: Value) -> bool:
     """Adds a series a router; whether there is anything to draw."""
-    chart.x_labels = [outcome.scenario.name for outcome in outcomes]
+    chart.x_labels = [outcome.scenario.name.removeprefix("growth-") for outcome in outcomes]
+    largest = 0.0
     for router in routers(outcomes):
         values = [_drawn(value, outcome, router) for outcome in outcomes]
         if any(number is not None for number in values):
             chart.add(router, values)
+            largest = max(largest, *(number or 0.0 for number in values))
+    if chart.config.logarithmic:
+        # From a power of ten on, or the least bar would have no height.
+        chart.zero = LEAST_MS
+        chart.range = (LEAST_MS, largest * 1.2)
+        chart.y_labels = [10.0**power for power in range(-1, 6) if 10.0**power <= largest * 1.2]
     return bool(chart.raw_series)
 
 
@@ -94,7 +104,7 @@ def _to_best(outcome: Outcome, router: str) -> float | None:
 
 def _at(*path: str) -> Value:
     # A logarithm needs more than nothing.
-    return lambda outcome, router: max(outcome.median(router, *path) or 0.0, 0.01)
+    return lambda outcome, router: max(outcome.median(router, *path) or 0.0, LEAST_MS)
 
 
 def _has_times(outcome: Outcome) -> bool:
