@@ -58,14 +58,14 @@ class Size:
     """How long the runs are: enough CPU seconds that noise does not matter, or a quick look."""
 
     stream_tokens: int = 250
-    stream_rounds: dict[int, int] = field(default_factory=lambda: {20: 3, 2000: 1, 5000: 1})
+    stream_rounds: dict[int, int] = field(default_factory=lambda: {2000: 1, 5000: 1})
     default_rounds: int = 2
     burst_requests: int = 1024
     short_requests: int = 3000
     prompt_requests: int = 300
     first_requests: int = 200
     headline_requests: int = 100
-    growth_tokens: int = 100
+    growth_tokens: int = 80
     idle_ms: int = 2000
 
 
