@@ -61,7 +61,7 @@ lock: .cache/dev ## locks the versions of all dependencies anew
 	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group build -o requirements.lock
 	$(BIN)/uv pip compile -q pyproject.toml --universal --extra local --group dev -c requirements.lock -o requirements-dev.lock
 
-bench: tools models .cache/built .cache/dev ## compares the router with its peers; takes a quarter of an hour
+bench: tools models .cache/built .cache/dev ## compares the router with its peers; takes about 20 minutes
 	$(BIN)/python bench/run.py $(BENCH_ARGS)
 
 # What they say is committed, so that neither tests nor checks build them.

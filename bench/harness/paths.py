@@ -7,8 +7,6 @@ ROOT = BENCH.parent
 CACHE = ROOT / ".cache"
 WORK = CACHE / "bench"
 """Logs, token ids, results: all that a run writes unless told otherwise."""
-VENV = CACHE / "bench-venv"
-"""The peers' environment: theirs alone, so that the router's own stays as locked."""
 TOKENIZER = CACHE / "models" / "qwen3"
 """Qwen 3's tokenizer, shared with the tests."""
 LOAD_CRATE = BENCH / "load"

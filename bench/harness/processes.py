@@ -9,7 +9,8 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.paths import WORK
@@ -50,11 +51,44 @@ def _tree(pid: int) -> list[int]:
     return pids
 
 
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which cores each side may use; empty: all."""
+
+    worker: frozenset[int] = frozenset()
+    client: frozenset[int] = frozenset()
+    router: frozenset[int] = frozenset()
+
+
+def share_cores(cores: Collection[int]) -> Cores:
+    """A core each for load worker and load client, the rest for the router; under 4 none is pinned."""
+    if len(cores) < 4:
+        return Cores()
+    first, second, *rest = sorted(cores)
+    return Cores(frozenset({first}), frozenset({second}), frozenset(rest))
+
+
+CORES = share_cores(os.sched_getaffinity(0))
+
+
+def begin(cores: Collection[int]) -> None:
+    """Runs in a new process before its program: pinned, and so that it ends with the bench."""
+    _end_with_parent()
+    if cores:
+        os.sched_setaffinity(0, cores)
+
+
 class Service:
-    """One started process (and what it forks)."""
+    """One started process (and what it forks), on `cores` alone if any are given."""
 
     def __init__(
-        self, name: str, command: list[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        name: str,
+        command: list[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        cores: Collection[int] = (),
     ) -> None:
         WORK.mkdir(parents=True, exist_ok=True)
         self.name = name
@@ -68,7 +102,7 @@ class Service:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=lambda: begin(cores),
             )
 
     def __repr__(self) -> str:

@@ -8,19 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import tables
 from harness.measure import Outcome
-
-COLUMNS = (
-    ("tokens/CPU-s", ("tokens_per_cpu_s",), 0),
-    ("requests/CPU-s", ("requests_per_cpu_s",), 0),
-    ("TTFT p50 ms", ("ttft_ms", "p50"), 1),
-    ("p99", ("ttft_ms", "p99"), 1),
-    ("ITL p50 ms", ("itl_ms", "p50"), 1),
-    ("p99", ("itl_ms", "p99"), 1),
-    ("RSS idle MiB", ("rss_mib", "before"), 0),
-    ("peak", ("rss_mib", "peak"), 0),
-    ("CPU s", ("cpu_s",), 1),
-)
+from harness.processes import CORES
+from harness.scenarios import Scenario
 
 
 def machine() -> dict[str, Any]:
@@ -32,6 +23,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model,
         "cores": os.cpu_count(),
+        "pinned": "worker and client to a core each" if CORES.router else "nothing",
         "kernel": platform.release(),
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("gunicorn", "gevent", "flask", "grpcio")},
@@ -41,32 +33,43 @@ def machine() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that a run gave: `counts` are the load workers' own, by profile; ratios are made to `peer`."""
+    """All that a run gave: `counts` are the load workers' own, by profile; `charts` by file name."""
 
     title: str
     command: str
     about: dict[str, Any]
     outcomes: list[Outcome]
     counts: dict[str, Any]
-    peer: str | None
+    charts: dict[str, str]
+    charts_folder: str = "charts"
 
     def markdown(self) -> str:
-        """One section: the machine, a table of medians, the spread of each ratio's figure, errors."""
+        """One section: the machine, the tables, the charts, the spread of each ratio's figure, errors."""
         facts = ", ".join(f"{name} {value}" for name, value in self.about.items())
-        head = ["scenario", "router", "ratio", *(name for name, _, _ in COLUMNS)]
-        lines = [
-            *(f"## {self.title}", "", f"`{self.command}` · {time.strftime('%Y-%m-%d')} · {facts}", ""),
-            *(_row(head), _row(["---"] * len(head))),
-            *(_line(outcome, router, self.peer) for outcome in self.outcomes for router in outcome.runs),
-            "",
-            *(
-                f"- **{outcome.scenario.name}**: {outcome.scenario.what}. {_spread(outcome)}"
-                for outcome in self.outcomes
-            ),
-            *(f"- load worker, {profile}: {_counted(counts)}" for profile, counts in self.counts.items()),
-            *_errors(self.outcomes),
-        ]
-        return "\n".join(lines) + "\n"
+        lines = [f"## {self.title}", "", f"`{self.command}` · {time.strftime('%Y-%m-%d')} · {facts}", ""]
+        for head, table in self._tables().items():
+            if table:
+                lines += [f"### {head}", "", *table, ""]
+        for name, what in self.charts.items():
+            lines += [f"![{what}]({self.charts_folder}/{name})", ""]
+        lines += [f"- **{o.scenario.name}**: {o.scenario.what}. {_spread(o)}".rstrip() for o in self.outcomes]
+        lines += [f"- load worker, {profile}: {_counted(counts)}" for profile, counts in self.counts.items()]
+        return "\n".join([*lines, *_errors(self.outcomes)]) + "\n"
+
+    def _tables(self) -> dict[str, list[str]]:
+        part = {
+            name: [outcome for outcome in self.outcomes if tables.group(outcome) == name]
+            for name in ("comparison", "growth", "processes", "memory")
+        }
+        timed = [outcome for outcome in part["comparison"] if "no-stream" not in outcome.scenario.switches]
+        return {
+            "Against the best Rust gateway": tables.against_best(part["comparison"]),
+            "Times beside the best Rust gateway's": tables.added_times(timed),
+            "Medians": tables.medians(part["comparison"]),
+            "Growth": tables.growth(part["growth"]),
+            "Processes": tables.processes(part["processes"]),
+            "Memory": tables.memory(part["memory"]),
+        }
 
     def as_json(self) -> dict[str, Any]:
         """All single runs, as the client gave them."""
@@ -80,23 +83,12 @@ class Report:
         }
 
 
-def _row(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _line(outcome: Outcome, router: str, peer: str | None) -> str:
-    name = outcome.scenario.name
-    if outcome.errors(router):
-        return _row([name, router, "**void**", *([""] * len(COLUMNS))])
-    ratio = None
-    if peer in outcome.runs and router != peer and not outcome.errors(peer):
-        ratio = outcome.ratio(router, peer)
-    cells = [_number(outcome.median(router, *path), digits) for _, path, digits in COLUMNS]
-    return _row([name, router, _number(ratio, 2), *cells])
-
-
-def _number(value: float | None, digits: int) -> str:
-    return "" if value is None else f"{value:,.{digits}f}"
+def outcomes_of(stored: dict[str, Any]) -> list[Outcome]:
+    """The outcomes that `as_json` gave."""
+    return [
+        Outcome(Scenario(**{**one["scenario"], "switches": tuple(one["scenario"]["switches"])}), one["runs"])
+        for one in stored["outcomes"]
+    ]
 
 
 def _spread(outcome: Outcome) -> str:
@@ -105,10 +97,9 @@ def _spread(outcome: Outcome) -> str:
     parts = []
     for router, runs in outcome.runs.items():
         values = [run[figure] for run in runs if run.get(figure)]
-        if values:
+        if len(values) > 1:
             parts.append(f"{router} {min(values):,.0f} to {max(values):,.0f}")
-    unit = figure.replace("_per_cpu_s", " a CPU-second")
-    return f"Lowest to highest, {unit}: {'; '.join(parts)}." if parts else ""
+    return f"Lowest to highest, {outcome.scenario.unit}: {'; '.join(parts)}." if parts else ""
 
 
 def _counted(counts: dict[str, Any]) -> str:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from harness import assets
 from harness.paths import BENCH, ROOT
-from harness.processes import Service, free_port
+from harness.processes import CORES, Service, free_port
 
 MODEL = "bench-model"
 """A neutral name, or peers would choose a reasoning parser from it and do other work."""
 SGLANG_ROUTER = ("sglang-router", "0.3.2")
+SMG = ("smg", "1.13.0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,58 +32,69 @@ Start = Callable[[str, int], Running]
 """Starts a router (label for its log, the worker's port)."""
 
 
-def own(transport: str) -> Start:
-    """This project's router as deployed: gunicorn, one process; `transport` "" is its default."""
-    name = "wsgi-router" + (f" ({transport})" if transport else "")
+def own(transport: str, processes: int = 1, *, name_processes: bool = False) -> Start:
+    """This project's router as deployed: gunicorn with `processes`; `transport` "" is its default."""
+    marks = [transport] if transport else []
+    if name_processes or processes > 1:
+        marks.append("1 process" if processes == 1 else f"{processes} processes")
+    name = "wsgi-router" + (f" ({', '.join(marks)})" if marks else "")
 
     def start(label: str, worker_port: int) -> Running:
         port = free_port()
         env = {
             "WSGI_ROUTER_WORKERS": f"grpc://127.0.0.1:{worker_port}",
-            "WSGI_ROUTER_TOKENIZER_PATH": str(assets.tokenizer()),
+            "WSGI_ROUTER_TOKENIZER_PATH": str(assets.model()),
             "WSGI_ROUTER_MODEL": MODEL,
             "WSGI_ROUTER_BIND": f"127.0.0.1:{port}",
             "WSGI_ROUTER_LOG_LEVEL": "warning",
-            "WEB_CONCURRENCY": "1",
+            "WEB_CONCURRENCY": str(processes),
         }
         if transport:
             env["WSGI_ROUTER_TRANSPORT"] = transport
-        command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py"]
-        return Running(
-            name, f"http://127.0.0.1:{port}", Service(label, command, env=env, cwd=ROOT), "/readiness"
-        )
+        # A process takes 4,096 connections by default; the largest scenario opens 5,000.
+        command = [sys.executable, "-m", "gunicorn", "-c", "gunicorn.conf.py", "--worker-connections", "8192"]
+        service = Service(label, command, env=env, cwd=ROOT, cores=CORES.router)
+        return Running(name, f"http://127.0.0.1:{port}", service, "/readiness")
 
     return start
 
 
-def sglang_router(label: str, worker_port: int) -> Running:
-    """The `sglang-router` wheel in gRPC mode, quiet, its other settings as it ships."""
-    port, metrics_port = free_port(), free_port()
-    tokenizer = str(assets.tokenizer())
-    options = {
-        "--host": "127.0.0.1",
-        "--port": str(port),
-        "--prometheus-host": "127.0.0.1",
-        "--prometheus-port": str(metrics_port),
-        "--worker-urls": f"grpc://127.0.0.1:{worker_port}",
-        "--model-path": tokenizer,
-        "--tokenizer-path": tokenizer,
-        "--policy": "round_robin",
-        "--log-level": "warn",
-    }
-    python = str(assets.peer_python(*SGLANG_ROUTER))
-    command = [
-        python,
-        "-m",
-        "sglang_router.launch_router",
-        *(word for pair in options.items() for word in pair),
-    ]
-    env = {"TIKTOKEN_ENCODINGS_BASE": str(assets.tiktoken_folder()), "HF_HUB_OFFLINE": "1"}
-    name = " ".join(SGLANG_ROUTER)
-    return Running(name, f"http://127.0.0.1:{port}", Service(label, command, env=env), "/readiness")
+def _rust_gateway(package: tuple[str, str], module: list[str], *more: str) -> Start:
+    """A Rust gateway out of its wheel, in gRPC mode, quiet; `more` options, the others as it ships."""
+
+    def start(label: str, worker_port: int) -> Running:
+        port, metrics_port = free_port(), free_port()
+        tokenizer = str(assets.model())
+        options = {
+            "--host": "127.0.0.1",
+            "--port": str(port),
+            "--prometheus-host": "127.0.0.1",
+            "--prometheus-port": str(metrics_port),
+            "--worker-urls": f"grpc://127.0.0.1:{worker_port}",
+            "--model-path": tokenizer,
+            "--tokenizer-path": tokenizer,
+            "--policy": "round_robin",
+            "--log-level": "warn",
+        }
+        python = str(assets.package_python(package[0], [f"{package[0]}=={package[1]}"]))
+        command = [python, "-m", *module, *(word for pair in options.items() for word in pair), *more]
+        env = {"TIKTOKEN_ENCODINGS_BASE": str(assets.tiktoken_folder()), "HF_HUB_OFFLINE": "1"}
+        service = Service(label, command, env=env, cores=CORES.router)
+        return Running(" ".join(package), f"http://127.0.0.1:{port}", service, "/readiness")
+
+    return start
 
 
-PEERS: dict[str, Start] = {"sglang-router": sglang_router}
+# smg admits 4,096 requests at once by default, fewer than the largest scenario has.
+PEERS: dict[str, Start] = {
+    "sglang-router": _rust_gateway(SGLANG_ROUTER, ["sglang_router.launch_router"]),
+    "smg": _rust_gateway(SMG, ["smg", "launch"], "--max-concurrent-requests", "0"),
+}
+
+
+def is_peer(name: str) -> bool:
+    """Whether a router of that name in the report is a peer, and no variant of this project's."""
+    return name.split(" ")[0] in PEERS
 
 
 def wsgi_floor(label: str) -> Running:
@@ -92,5 +104,5 @@ def wsgi_floor(label: str) -> Running:
         *(sys.executable, "-m", "gunicorn", "-k", "gevent", "-w", "1", "-b", f"127.0.0.1:{port}"),
         *("--worker-connections", "4000", "--chdir", str(BENCH), "--no-control-socket", "wsgi_floor:app"),
     ]
-    service = Service(label, command, cwd=Path(BENCH))
+    service = Service(label, command, cwd=Path(BENCH), cores=CORES.router)
     return Running("gunicorn + Flask, ready bytes", f"http://127.0.0.1:{port}", service, "/readiness")

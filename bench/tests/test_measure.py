@@ -12,7 +12,7 @@ from harness.scenarios import FULL, all_scenarios
 
 
 def outcome(**runs: list[dict[str, Any]]) -> Outcome:
-    made = Outcome(all_scenarios([20], FULL)[0])
+    made = Outcome(all_scenarios(FULL)[0])
     for router, results in runs.items():
         for result in results:
             made.add(router, {"errors": {"count": 0}, "text_bytes": 9, **result})
@@ -34,7 +34,7 @@ def test_an_error_or_another_text_makes_it_void() -> None:
     made = outcome(ours=[good, failed], theirs=[good, good])
     assert made.errors("ours")
     assert not made.errors("theirs")
-    text = Report("t", "c", {}, [made], {}, "theirs").markdown()
+    text = Report("t", "c", {}, [made], {}, {}).markdown()
     assert "| ours | **void** |" in text
     assert "without [DONE]" in text
     made = outcome(ours=[{**good, "text_bytes": 8}], theirs=[good])

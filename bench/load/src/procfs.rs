@@ -1,5 +1,7 @@
-//! CPU time and memory of process trees, from /proc.
+//! CPU time and memory of process trees: the processes' CPU clocks, and /proc.
 
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
@@ -9,8 +11,10 @@ const PAGE_KIB: u64 = 4;
 
 struct Stat {
     parent: u32,
-    /// Ticks of the process and of its children that have ended and were waited for.
-    ticks: u64,
+    /// Ticks of the process itself.
+    own_ticks: u64,
+    /// Ticks of its children that have ended and were waited for.
+    child_ticks: u64,
     rss_kib: u64,
 }
 
@@ -34,14 +38,23 @@ pub fn usage(roots: &[u32]) -> Result<Usage, String> {
             return Err(format!("no process {root}"));
         }
         let pids = tree(&table, root);
-        let ticks: u64 = pids.iter().map(|pid| table[pid].ticks).sum();
+        let seconds: f64 = pids.iter().map(|&pid| cpu_seconds(pid, &table[&pid])).sum();
         let rss: u64 = pids.iter().map(|pid| table[pid].rss_kib).sum();
         total.processes += pids.len();
         total.rss_mib += rss as f64 / 1024.0;
-        total.cpu_seconds += ticks as f64 / TICKS;
-        total.by_root.insert(root, ticks as f64 / TICKS);
+        total.cpu_seconds += seconds;
+        total.by_root.insert(root, seconds);
     }
     Ok(total)
+}
+
+/// User and system time of a process and its reaped children. The CPU clock of a process counts in nanoseconds
+/// and includes its ended threads; where it cannot be read the ticks of 10 ms stand in.
+fn cpu_seconds(pid: u32, stat: &Stat) -> f64 {
+    let clock = clock_getcpuclockid(Pid::from_raw(pid as i32)).and_then(clock_gettime);
+    let own = clock
+        .map_or(stat.own_ticks as f64 / TICKS, |time| time.tv_sec() as f64 + time.tv_nsec() as f64 / 1e9);
+    own + stat.child_ticks as f64 / TICKS
 }
 
 /// Proportional set size in MiB: a page shared by k processes counts 1/k for each.
@@ -78,7 +91,8 @@ fn parse(text: &str) -> Option<Stat> {
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     Some(Stat {
         parent: number(1)? as u32,
-        ticks: number(11)? + number(12)? + number(13)? + number(14)?,
+        own_ticks: number(11)? + number(12)?,
+        child_ticks: number(13)? + number(14)?,
         rss_kib: number(21)? * PAGE_KIB,
     })
 }
@@ -102,7 +116,7 @@ mod tests {
     fn odd_names_are_read() {
         let line = "7 (a) b (c) S 3 7 7 0 -1 0 1 2 3 4 10 20 30 40 20 0 1 0 100 4096 5 0";
         let stat = parse(line).unwrap();
-        assert_eq!((stat.parent, stat.ticks, stat.rss_kib), (3, 100, 20));
+        assert_eq!((stat.parent, stat.own_ticks, stat.child_ticks, stat.rss_kib), (3, 30, 70, 20));
     }
 
     #[test]
@@ -112,5 +126,13 @@ mod tests {
         assert!(seen.rss_mib > 0.5 && seen.processes >= 1);
         assert!(pss_mib(&[own]) > 0.1);
         assert!(usage(&[u32::MAX]).is_err());
+    }
+
+    #[test]
+    fn the_clock_counts_finer_than_ticks() {
+        let own = [std::process::id()];
+        let before = usage(&own).unwrap().cpu_seconds;
+        let after = usage(&own).unwrap().cpu_seconds;
+        assert!(after > before, "reading /proc takes some microseconds: {before} {after}");
     }
 }

@@ -46,6 +46,12 @@ pub const OPTIONS: &[Opt] = &[
     Opt { name: "fresh", value: "", default: "", help: "a new connection for each request" },
     Opt { name: "pids", value: "A,B", default: "", help: "roots of the process trees to account" },
     Opt {
+        name: "idle-ms",
+        value: "MS",
+        default: "0",
+        help: "first account the idle process trees for this time",
+    },
+    Opt {
         name: "seed",
         value: "N",
         default: "1",
@@ -70,6 +76,7 @@ pub fn main(words: &[String]) -> Result<(), String> {
         seed: args.get("seed")?,
         fresh: args.switch("fresh"),
         pids: pids(&args)?,
+        idle: Duration::from_secs_f64(args.get::<f64>("idle-ms")? / 1e3),
         request_limit: Duration::from_secs_f64(args.get("request-seconds")?),
         limit: Duration::from_secs_f64(args.get("max-seconds")?),
     };

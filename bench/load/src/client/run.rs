@@ -28,6 +28,7 @@ pub struct Run {
     pub seed: u64,
     pub fresh: bool,
     pub pids: Vec<u32>,
+    pub idle: Duration,
     pub request_limit: Duration,
     pub limit: Duration,
 }
@@ -95,6 +96,7 @@ impl Run {
     /// Sends all requests; the result object. Errors here are those of the run itself.
     pub async fn run(self) -> Result<Value, String> {
         let own = [std::process::id()];
+        let idle = idle_share(&self.pids, self.idle).await?;
         let before = procfs::usage(&self.pids)?;
         let pss_before = procfs::pss_mib(&self.pids);
         let client_before = procfs::usage(&own)?;
@@ -124,9 +126,12 @@ impl Run {
         let peak = peak.lock().unwrap_or_else(PoisonError::into_inner).max(after.rss_mib);
         let client_cpu = procfs::usage(&own)?.cpu_seconds - client_before.cpu_seconds;
         let mut result = answers(&mut totals, self.requests, wall);
-        result["client_cpu_s"] = json!(round(client_cpu, 2));
+        result["client_cpu_s"] = json!(round(client_cpu, 3));
         if !self.pids.is_empty() {
             cost(&mut result, &totals, &before, &after);
+            if let Some(share) = idle {
+                without_idle(&mut result, &totals, share, wall);
+            }
             result["rss_mib"] = json!({
                 "before": round(before.rss_mib, 1), "peak": round(peak, 1), "after": round(after.rss_mib, 1)
             });
@@ -172,17 +177,41 @@ fn answers(totals: &mut Totals, requests: u64, wall: f64) -> Value {
 fn cost(result: &mut Value, totals: &Totals, before: &Usage, after: &Usage) {
     let cpu = after.cpu_seconds - before.cpu_seconds;
     let per = |count: u64| if cpu > 0.0 { json!(round(count as f64 / cpu, 1)) } else { Value::Null };
-    result["cpu_s"] = json!(round(cpu, 2));
+    result["cpu_s"] = json!(round(cpu, 3));
     result["cpu_s_by_pid"] = after
         .by_root
         .iter()
-        .map(|(pid, seconds)| (pid.to_string(), json!(round(seconds - before.by_root[pid], 2))))
+        .map(|(pid, seconds)| (pid.to_string(), json!(round(seconds - before.by_root[pid], 3))))
         .collect::<serde_json::Map<_, _>>()
         .into();
     result["processes"] = json!(after.processes);
     result["tokens_per_cpu_s"] = per(totals.tokens);
     result["events_per_cpu_s"] = per(totals.content_events);
     result["requests_per_cpu_s"] = per(totals.ok);
+    if totals.tokens > 0 {
+        result["cpu_us_per_token"] = json!(round(cpu * 1e6 / totals.tokens as f64, 2));
+    }
+}
+
+/// CPU seconds a second of the process trees while nothing is asked of them; None where no time is given to it.
+async fn idle_share(pids: &[u32], time: Duration) -> Result<Option<f64>, String> {
+    if time.is_zero() || pids.is_empty() {
+        return Ok(None);
+    }
+    let before = procfs::usage(pids)?.cpu_seconds;
+    let start = Instant::now();
+    tokio::time::sleep(time).await;
+    let spent = procfs::usage(pids)?.cpu_seconds - before;
+    Ok(Some(spent / start.elapsed().as_secs_f64()))
+}
+
+/// What tokens cost beyond what the process trees spend anyway: with one stream the difference is large.
+fn without_idle(result: &mut Value, totals: &Totals, share: f64, wall: f64) {
+    let cpu = result["cpu_s"].as_f64().unwrap_or_default() - share * wall;
+    result["idle_cpu_share"] = json!(round(share, 5));
+    if totals.tokens > 0 {
+        result["cpu_us_per_token_less_idle"] = json!(round(cpu * 1e6 / totals.tokens as f64, 2));
+    }
 }
 
 /// Keeps the largest sum of resident sets seen.
