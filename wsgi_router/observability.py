@@ -13,6 +13,7 @@ import logging
 import os
 import re
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
