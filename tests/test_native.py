@@ -88,15 +88,15 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: 
         assert "\n" not in str(caught.value)
 
 
-def test_a_preloaded_tokenizer_is_shared_and_starts_no_thread(folder: Path) -> None:
+def test_a_shared_tokenizer_is_had_by_all_and_starts_no_thread(folder: Path) -> None:
     settings = Settings(tokenizer_path=str(folder))
     threads = len(os.listdir("/proc/self/task"))
-    native.preload_tokenizer(settings)
+    native.share_tokenizer(settings, native.read_tokenizer(settings))
     try:
         assert len(os.listdir("/proc/self/task")) <= threads  # those of earlier tests may end
         assert native.load_tokenizer(settings) is native.load_tokenizer(settings)
     finally:
-        native.forget_preloaded()
+        native.share_tokenizer(settings, None)
     assert native.load_tokenizer(settings) is not native.load_tokenizer(settings)
 
 

@@ -144,21 +144,20 @@ def test_what_only_the_core_refuses_is_a_setting_s_error(pair: Pair, tmp_path: P
         NativeTransport(Settings(**odd.settings()))
 
 
-def test_processes_share_what_was_read_before_the_fork(authority: Authority, tmp_path: Path) -> None:
+def test_processes_share_what_was_read_before_the_fork(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "roots.pem"
     file.write_bytes(authority.file.read_bytes())
     settings = Settings(worker_ca_file=str(file))
-    tls.preload(settings)
-    try:
-        file.write_text("half a certificate")
-        assert tls.load(settings).roots == authority.file.read_bytes()
-        with pytest.raises(SettingsError):
-            tls.load(Settings(worker_ca_file=str(file), worker_tls_server_name="w"))
-        tls.forget_preloaded()
-        with pytest.raises(SettingsError):
-            tls.load(settings)
-    finally:
-        tls.forget_preloaded()
+    monkeypatch.setattr(tls, "_shared", {})
+    tls.share(settings, tls.read(settings))
+    file.write_text("half a certificate")
+    assert tls.load(settings).roots == authority.file.read_bytes()
+    with pytest.raises(SettingsError):
+        tls.load(Settings(worker_ca_file=str(file), worker_tls_server_name="w"))
+    with pytest.raises(SettingsError):
+        tls.read(settings)
 
 
 def test_check_tells_of_them(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

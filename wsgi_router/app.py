@@ -98,13 +98,13 @@ class RouterApp(Flask):
 def create_app(
     configured: settings.Settings | None = None, make_transport: MakeTransport | None = None
 ) -> Flask:
-    """A Flask application with these settings, by default those of the environment. Raises SettingsError.
+    """A Flask application with these settings, by default the current ones. Raises SettingsError.
 
     `make_transport` is what the setting TRANSPORT names unless it is given.
 
     The services of a process (`services(app)`) start with `services(app).start()` or the first request.
     """
-    configured = settings.load() if configured is None else configured
+    configured = settings.current() if configured is None else configured
     observability.configure_logging(configured.log_level)
     observability.set_token_bounds(native.ITL_BOUNDS)
     app = RouterApp("wsgi_router", static_folder=None)

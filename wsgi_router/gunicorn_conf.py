@@ -55,18 +55,26 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router import native, tls
     from wsgi_router.workers import board
 
     _end_young_processes_at_once()
     _make_metrics_directory()
     board.share(_make_directory("state"))
     try:
-        tls.preload(_settings)
-        native.preload_tokenizer(_settings)
+        _share(_settings)
     except settings.SettingsError as error:
         on_exit(server)
         sys.exit(f"wsgi-router: {error}")
+
+
+def _share(fresh: settings.Settings) -> None:
+    """Processes forked from now on have these settings, with the files as they are. Raises SettingsError."""
+    from wsgi_router import native, tls
+
+    tokenizer, credentials = native.read_tokenizer(fresh), tls.read(fresh)
+    native.share_tokenizer(fresh, tokenizer)
+    tls.share(fresh, credentials)
+    settings.keep(fresh)
 
 
 def _end_young_processes_at_once() -> None:
@@ -93,12 +101,12 @@ def _end_young_processes_at_once() -> None:
     )
 
 
-def on_reload(_server: Any) -> None:
-    """The files may have changed."""
-    from wsgi_router import native, tls
-
-    native.forget_preloaded()
-    tls.forget_preloaded()
+def on_reload(server: Any) -> None:
+    """The files may have changed. Where they cannot be used, the new processes have what the old ones had."""
+    try:
+        _share(settings.load())
+    except settings.SettingsError as error:
+        server.log.error("wsgi-router: %s; the processes start anew with the settings they had", error)
 
 
 def _make_metrics_directory() -> None:

@@ -52,13 +52,13 @@ __all__ = [
     "decode",
     "encode",
     "first_failure",
-    "forget_preloaded",
     "live_handles",
     "load_tokenizer",
     "new_stream",
-    "preload_tokenizer",
     "prepare",
+    "read_tokenizer",
     "router_error",
+    "share_tokenizer",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -109,29 +109,25 @@ def check_work(body: bytes) -> None:
         raise InvalidRequestError("The request body holds too many values.", code="too_many_values")
 
 
-_preloaded: dict[tuple[str, str], Tokenizer] = {}
+_shared: dict[tuple[str, str], Tokenizer] = {}
 
 
-def preload_tokenizer(settings: Settings) -> None:
-    """Loads the tokenizer before a fork, so that the processes share its pages. Starts no thread."""
-    _preloaded.clear()
-    tokenizer = load_tokenizer(settings)
+def share_tokenizer(settings: Settings, tokenizer: Tokenizer | None) -> None:
+    """Processes forked from now on have this tokenizer for `settings`, and its pages in common."""
+    _shared.clear()
     if tokenizer is not None:
-        _preloaded[settings.tokenizer_path, settings.chat_template] = tokenizer
-
-
-def forget_preloaded() -> None:
-    """Processes forked from now on load the files themselves."""
-    _preloaded.clear()
+        _shared[settings.tokenizer_path, settings.chat_template] = tokenizer
 
 
 def load_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer that the settings name, None if they name none. Raises SettingsError."""
+    """The shared tokenizer, or what `read_tokenizer` gives. Raises SettingsError."""
+    return _shared.get((settings.tokenizer_path, settings.chat_template)) or read_tokenizer(settings)
+
+
+def read_tokenizer(settings: Settings) -> Tokenizer | None:
+    """The tokenizer that the settings name, None if they name none. Starts no thread. Raises SettingsError."""
     if not settings.tokenizer_path:
         return None
-    shared = _preloaded.get((settings.tokenizer_path, settings.chat_template))
-    if shared is not None:
-        return shared
     template = _read_template(settings.chat_template) if settings.chat_template else None
     try:
         return Tokenizer(settings.tokenizer_path, template, settings.prompt_cache_mib << 20)

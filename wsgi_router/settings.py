@@ -389,6 +389,20 @@ ALIASES: Final[tuple[tuple[str, str, Callable[[object], object]], ...]] = (
 FIELDS: Final = {field.name: field for field in dataclasses.fields(Settings)}
 
 
+_kept: Settings | None = None
+
+
+def keep(settings: Settings) -> None:
+    """`current` gives these from now on, in processes that are forked, too."""
+    global _kept
+    _kept = settings
+
+
+def current() -> Settings:
+    """The kept settings, else those of this process. Raises SettingsError."""
+    return _kept or load()
+
+
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process. Raises SettingsError."""
     environ = os.environ if environ is None else environ

@@ -38,24 +38,22 @@ class Credentials:
     server_name: str = ""
 
 
-_preloaded: dict[tuple[str, ...], Credentials] = {}
+_shared: dict[tuple[str, ...], Credentials] = {}
 
 
-def preload(settings: Settings) -> None:
-    """Reads the files before a fork. Raises SettingsError."""
-    forget_preloaded()
-    _preloaded[_key(settings)] = load(settings)
-
-
-def forget_preloaded() -> None:
-    """Processes forked from now on read the files themselves."""
-    _preloaded.clear()
+def share(settings: Settings, credentials: Credentials) -> None:
+    """Processes forked from now on have these for `settings`."""
+    _shared.clear()
+    _shared[_key(settings)] = credentials
 
 
 def load(settings: Settings) -> Credentials:
+    """Those that are shared, or what `read` gives. Raises SettingsError."""
+    return _shared.get(_key(settings)) or read(settings)
+
+
+def read(settings: Settings) -> Credentials:
     """What the settings name. Raises SettingsError."""
-    if known := _preloaded.get(_key(settings)):
-        return known
     _check_pair(settings)
     certificate, key = _own(settings)
     return Credentials(

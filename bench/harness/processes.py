@@ -44,7 +44,7 @@ def _children(pid: int) -> list[int]:
     return pids
 
 
-def _tree(pid: int) -> list[int]:
+def tree(pid: int) -> list[int]:
     pids = [pid]
     for member in pids:
         pids += _children(member)
@@ -143,7 +143,7 @@ class Service:
 
     def stop(self) -> None:
         """SIGTERM, then after a while SIGKILL, to this process and what it started."""
-        pids = _tree(self.pid)
+        pids = tree(self.pid)
         if self._process.poll() is None:
             self._process.terminate()
             try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +18,7 @@ import pytest
 
 from tests.live.test_chat import ask
 from tests.support import sse
-from tests.support.processes import ROOT, Process, Router, Worker, wait_until
+from tests.support.processes import QWEN3, ROOT, Process, Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
 
@@ -44,15 +46,39 @@ def test_recycled_processes_lose_no_request(worker: Worker) -> None:
 def test_a_reload_loses_no_request(worker: Worker) -> None:
     with Router(worker.url) as router:
         router.wait_serving()
-        old = router.processes()[0]
-        router.send(signal.SIGHUP)
-        seen = [post(router)]
-        end = time.monotonic() + 60
-        while old.is_running() and old.status() != psutil.STATUS_ZOMBIE:
-            assert time.monotonic() < end
-            seen.append(post(router))
-        seen += [post(router) for _ in range(10)]
-        assert set(seen) == {200}
+        replace_processes(router)
+
+
+def test_a_reload_with_bad_files_loses_no_request(worker: Worker, tmp_path: Path) -> None:
+    """The new processes have what the old ones had; another reload takes in what was mended."""
+    config = tmp_path / "router.toml"
+    folder = tmp_path / "tokenizer"
+    shutil.copytree(QWEN3, folder, copy_function=shutil.copyfile)
+    config.write_text('log_level = "info"\n')
+    router = Router(worker.url, tokenizer=folder)
+    router.environment["WSGI_ROUTER_CONFIG"] = str(config)
+    good = (folder / "tokenizer.json").read_bytes()
+    with router:
+        router.wait_serving()
+        for file, bad in ((folder / "tokenizer.json", good[:1000]), (config, b"log_level = 3\n")):
+            kept = file.read_bytes()
+            file.write_bytes(bad)
+            replace_processes(router)
+            assert router.output().count("start anew with the settings they had") == 1
+            file.write_bytes(kept)
+            replace_processes(router)
+            assert router.output().count("start anew with the settings they had") == 1
+            router.log.truncate(0)
+
+
+def replace_processes(router: Router) -> None:
+    """Reloads, and posts until the old process is gone; all has to be answered."""
+    (old,) = router.processes()
+    router.send(signal.SIGHUP)
+    seen = [post(router)]
+    wait_until(lambda: seen.append(post(router)) or old not in router.processes(), 60, "another process")
+    seen += [post(router) for _ in range(5)]
+    assert set(seen) == {200}
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.05, 0.15, 0.3])
