@@ -38,9 +38,24 @@ def arguments() -> argparse.Namespace:
 def run_locust(python: Path, url: str, options: argparse.Namespace) -> list[dict[str, str]]:
     """locust's rows: one for each kind of request, the last for all."""
     prefix = WORK / "locust"
-    command = [str(python), "-m", "locust", "-f", str(BENCH / "locustfile.py"), "--headless", "--only-summary"]
+    command = [
+        str(python),
+        "-m",
+        "locust",
+        "-f",
+        str(BENCH / "locustfile.py"),
+        "--headless",
+        "--only-summary",
+    ]
     command += ["--host", url, "--users", str(options.users), "--spawn-rate", "20", "--stop-timeout", "30"]
-    command += ["--run-time", f"{int(options.minutes * 60)}s", "--csv", str(prefix), "--exit-code-on-error", "0"]
+    command += [
+        "--run-time",
+        f"{int(options.minutes * 60)}s",
+        "--csv",
+        str(prefix),
+        "--exit-code-on-error",
+        "0",
+    ]
     with (WORK / "locust.log").open("wb") as log:
         subprocess.run(
             command,

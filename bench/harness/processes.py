@@ -45,6 +45,7 @@ def _children(pid: int) -> list[int]:
 
 
 def tree(pid: int) -> list[int]:
+    """A process and all that descend from it."""
     pids = [pid]
     for member in pids:
         pids += _children(member)
