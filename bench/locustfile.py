@@ -1,6 +1,6 @@
 """What users of a chat do, for locust: streamed and whole answers, and clients that leave midway.
 
-Written to be run by `bench/long.py`; with `locust -f bench/locustfile.py --host URL` it runs against any router.
+Run by `bench/long.py`; with `locust -f bench/locustfile.py --host URL` it runs against any router.
 """
 
 import json

@@ -1,7 +1,7 @@
 """A long run: locust's users before this router, then a look at what is left of their requests.
 
-`python bench/long.py --minutes 60`: streamed and whole answers, clients that leave midway. A request that fails,
-one that is still counted at the end, or an open descriptor more makes it void.
+`python bench/long.py --minutes 60`: streamed and whole answers, clients that leave midway. A request that
+fails, one that is still counted at the end, or more open descriptors make it void.
 """
 
 import argparse

@@ -125,7 +125,7 @@ def load_tokenizer(settings: Settings) -> Tokenizer | None:
 
 
 def read_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer that the settings name, None if they name none. Starts no thread. Raises SettingsError."""
+    """The tokenizer that the settings name, if they name one. Starts no thread. Raises SettingsError."""
     if not settings.tokenizer_path:
         return None
     template = _read_template(settings.chat_template) if settings.chat_template else None
