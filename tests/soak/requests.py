@@ -101,9 +101,9 @@ def fields_of(path: str) -> list[str]:
     return sorted({field for one in names for field in schemas[one]["properties"]})
 
 
-FIELDS: Final = {path: fields_of(path) for path in BASES}
-SAMPLING: Final = sorted(described()["components"]["schemas"]["SamplingParams"]["properties"])
 PATHS: Final = tuple(path for path in BASES if path not in OPERATORS)
+FIELDS: Final = {path: fields_of(path) for path in PATHS}
+SAMPLING: Final = sorted(described()["components"]["schemas"]["SamplingParams"]["properties"])
 LIMITED: Final = {CHAT: "max_tokens", COMPLETIONS: "max_tokens"}
 
 
