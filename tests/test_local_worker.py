@@ -122,7 +122,8 @@ class Worker:
 
 @pytest.fixture(scope="module")
 def worker(tokenizer: Any) -> Iterator[Worker]:
-    process, address = start("--model", str(MODEL), "--slots", str(SLOTS), "--context-length", str(CONTEXT))
+    sizes = ("--slots", str(SLOTS), "--context-length", str(CONTEXT), "--history", "16")
+    process, address = start("--model", str(MODEL), *sizes)
     made = Worker(address, tokenizer)
     try:
         yield made

@@ -51,6 +51,8 @@ def _watch(worker: Any) -> None:
     process = os.getpid()
     while worker.alive:
         time.sleep(_LOOK_SECONDS)
+    if runtime.drain.begun:
+        return  # it ends at once
     seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - _LOOK_SECONDS, 0.0)
     _LOG.info("process %d takes no new connections; open streams may run %.0f s more", process, seconds)
     runtime.drain.begin(seconds)

@@ -12,6 +12,7 @@ from wsgi_router.local_worker.engine import LocalEngine, LocalOptions
 from wsgi_router.local_worker.fetch import DEFAULT_DIR
 from wsgi_router.local_worker.llama import BATCH, ModelError
 from wsgi_router.worker_api.server import serve
+from wsgi_router.worker_api.servicer import ServicerOptions
 
 
 def cores() -> int:
@@ -33,8 +34,8 @@ def _slots(text: str) -> int:
     return value
 
 
-def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions]:
-    """The address to bind and the engine's options."""
+def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions, ServicerOptions]:
+    """The address to bind, and the options of engine and servicer."""
     parser = argparse.ArgumentParser(prog="python -m wsgi_router.local_worker", description=__doc__)
     parser.add_argument(
         "--bind", default="127.0.0.1:30001", help="HOST:PORT, port 0 for a free one (%(default)s)"
@@ -53,6 +54,9 @@ def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions]:
         help="decoding threads, never more than cores (half the cores: %(default)s)",
     )
     parser.add_argument("--served-model-name", default="", help="name in GetModelInfo (the model file's)")
+    parser.add_argument(
+        "--history", type=int, default=0, help="last requests, whole, that GetServerInfo shows (%(default)s)"
+    )
     given = parser.parse_args(arguments)
     options = LocalOptions(
         model=given.model,
@@ -61,14 +65,14 @@ def parse(arguments: list[str] | None = None) -> tuple[str, LocalOptions]:
         threads=min(given.threads, cores()),
         served_model_name=given.served_model_name,
     )
-    return given.bind, options
+    return given.bind, options, ServicerOptions(history=given.history)
 
 
 def main() -> int:
     """The command."""
-    bind, options = parse()
+    bind, options, servicer = parse()
     try:
-        asyncio.run(serve(LocalEngine(options), bind))
+        asyncio.run(serve(LocalEngine(options), bind, servicer))
     except (ModelError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
