@@ -26,8 +26,6 @@ from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
 _LOG = logging.getLogger(__name__)
 
-TARGET_HEADER: Final = "x-smg-target-worker"
-"""Names a worker; SGLang's gateway calls it so."""
 _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
