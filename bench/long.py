@@ -24,6 +24,8 @@ from harness.tables import row
 LOCUST = ["locust==2.47.0"]
 LEFT = ("wsgi_router_requests_in_flight", "wsgi_router_worker_requests_in_flight")
 IDLE_SECONDS = 20
+SPARE_SECONDS = 240
+"""What starting and ending may take besides; the worker outlives locust."""
 MIB = 1 << 20
 
 
@@ -62,7 +64,7 @@ def run_locust(python: Path, url: str, options: argparse.Namespace) -> list[dict
             env={"PATH": "/usr/bin:/bin", "HOME": str(WORK), "BENCH_MODEL": MODEL},
             stdout=log,
             stderr=subprocess.STDOUT,
-            timeout=options.minutes * 60 + 120,
+            timeout=options.minutes * 60 + SPARE_SECONDS / 2,
             check=True,
         )
     with Path(f"{prefix}_stats.csv").open() as rows:
@@ -99,7 +101,7 @@ def measured(options: argparse.Namespace) -> tuple[str, bool]:
     """The report, and whether all is as it should be."""
     assets.build_load()
     python = assets.package_python("locust", LOCUST)
-    with worker("paced") as (_, port):
+    with worker("paced", options.minutes * 60 + SPARE_SECONDS) as (_, port):
         router = own(options.transport)("long", port)
         with started(router.service):
             router.wait()

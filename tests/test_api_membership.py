@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,6 +70,21 @@ def test_an_added_worker_is_used_once_it_answers(make: Callable[..., App]) -> No
     wait_until(lambda: listed(app)[OTHER]["is_healthy"], 10, "it is up")
     assert [card.name for card in app.services.pool.models()] == ["another", MODEL]
     assert app.services.pool.select("another").worker.url == OTHER
+
+
+@pytest.mark.parametrize(
+    ("sent", "url"),
+    [
+        ("worker_1.example:65535", "grpc://worker_1.example:65535"),
+        ("grpcs://10.0.0.1:1/", "grpcs://10.0.0.1:1"),
+        ("[::1]:30000", "grpc://[::1]:30000"),
+    ],
+)
+def test_addresses_of_every_kind_are_taken_and_described(folder: Path, sent: str, url: str) -> None:
+    app = App(folder, admin_key="root")
+    schemas = app.client.get("/openapi.json").get_json()["components"]["schemas"]
+    assert re.search(schemas["NewWorker"]["properties"]["url"]["pattern"], sent)
+    assert call(app, "POST", "/workers", {"url": sent}).get_json()["url"] == url
 
 
 def test_one_that_is_there_is_refused(make: Callable[..., App]) -> None:

@@ -90,6 +90,24 @@ def test_what_is_due_sooner_is_not_kept_waiting(clock: Clock) -> None:
     assert late == ["quick", "slow"]
 
 
+def test_one_that_cannot_be_ended_keeps_no_other_from_it(clock: Clock) -> None:
+    late: list[str] = []
+
+    def end(thing: str) -> None:
+        late.append(thing)
+        if thing == "bad":
+            raise RuntimeError("can't start new thread")
+
+    deadlines = Deadlines(end)
+    for thing, seconds in (("bad", 1), ("same moment", 1), ("later", 2)):
+        deadlines.add(thing, seconds)
+    clock.go(2)
+    assert late == ["bad", "same moment", "later"]
+    deadlines.add("new", 1)
+    clock.go(1)
+    assert late[-1] == "new"
+
+
 def test_nothing_is_late_once_it_is_discarded() -> None:
     """Else what belongs to it, a descriptor for example, could be another's already."""
     begun, end = threading.Event(), threading.Event()

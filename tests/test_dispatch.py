@@ -174,6 +174,20 @@ def test_the_other_choices_start_after_the_first_event_on_the_same_worker() -> N
     generations[0].close()
 
 
+def test_the_other_choices_start_though_their_worker_is_draining() -> None:
+    bench = Bench((), (chunk(2), None), workers=1)
+    generations: list[Generation] = []
+    runtime.spawn(lambda: generations.append(bench.open(choices=2)))
+    wait_until(lambda: bench.transport.streams)
+    bench.pool.membership.drain(bench.asked()[0], True)
+    bench.pool.follow()
+    bench.transport.streams[0].put(chunk(1))
+    wait_until(lambda: generations)
+    bench.transport.streams[0].put(None)
+    assert collect(generations[0], 2) == {n: [chunk(n + 1), ENDED] for n in range(2)}
+    generations[0].close()
+
+
 def test_a_failed_choice_leaves_the_others_to_close() -> None:
     bench = Bench((chunk(1),), (chunk(2), UNAVAILABLE), (chunk(3),))
     generation = bench.open(choices=3)

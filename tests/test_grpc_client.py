@@ -88,10 +88,10 @@ def hung_scenario(port: int) -> None:
     transport.close()
 
 
-def embeds_scenario(port: int) -> None:
-    """Work that waits for its worker keeps no question about it waiting."""
+def waiting_scenario(port: int, method: str) -> None:
+    """Neither work that waits for its worker, nor workers that hang, keep questions to others waiting."""
     transport, worker = transport_to(port)
-    codes = calls_at_once(transport, worker, 100, "Embed", 5)
+    codes = calls_at_once(transport, worker, 100, method, 5)
     time.sleep(0.5)
     assert seconds(lambda: transport.unary(worker, "GetLoads", b"x", 5)) < 3
     assert not codes
@@ -130,5 +130,6 @@ def test_a_worker_that_hangs(mode: str, hung: HungWorkers) -> None:
 
 
 @both
-def test_embeddings_that_hang(mode: str, hung: HungWorkers) -> None:
-    run(mode, embeds_scenario, hung.ports[0])
+@pytest.mark.parametrize("method", ["Embed", "FlushCache"])
+def test_many_calls_that_hang(mode: str, hung: HungWorkers, method: str) -> None:
+    run(mode, waiting_scenario, hung.ports[0], method)

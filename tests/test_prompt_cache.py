@@ -74,7 +74,9 @@ def test_ids_are_the_same_with_and_without(path: Path) -> None:
 
 
 def count(name: str) -> float:
-    return observability.metrics().registry.get_sample_value(f"wsgi_router_{name}_total") or 0.0
+    values = observability.metrics()
+    values.flush()
+    return values.registry.get_sample_value(f"wsgi_router_{name}_total") or 0.0
 
 
 def test_hits_are_metered_and_the_setting_turns_it_off() -> None:

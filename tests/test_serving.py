@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.processes import wait_until
-from wsgi_router import runtime, serving
+from wsgi_router import gunicorn_conf, runtime, serving
 
 
 @pytest.fixture
@@ -52,3 +54,13 @@ def test_a_quick_end_does_not_wait_for_long(drain: runtime.Drain) -> None:
 def test_a_short_grace_ends_streams_at_once(drain: runtime.Drain) -> None:
     serving.start(SimpleNamespace(alive=False, cfg=SimpleNamespace(graceful_timeout=2)))
     wait_until(drain.due, 5, "the end of streams")
+
+
+def test_what_the_processes_share_is_not_tidied_up_while_they_run() -> None:
+    folder = gunicorn_conf._make_directory("test")
+    tidying = os.open(folder, os.O_RDONLY)
+    with pytest.raises(BlockingIOError):
+        fcntl.flock(tidying, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(tidying)
+    gunicorn_conf.on_exit(None)
+    assert not folder.exists()

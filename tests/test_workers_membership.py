@@ -85,7 +85,17 @@ def test_a_file_outlives_the_server_and_follows_the_settings(tmp_path: Path) -> 
     assert list(Membership((C, "grpc://new:1", A), Board(), path).entries()) == [C, "grpc://new:1"]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff"])
+def test_a_file_may_be_written_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "workers.json"
+    path.write_text('{"added": ["c:1/", "grpcs://d:1"], "removed": ["a:1"], "draining": ["c:1"]}')
+    membership = Membership((A, B), Board(), str(path))
+    assert dict(membership.entries()) == {B: False, C: True, "grpcs://d:1": False}
+
+
+NO_URLS = (b'{"added":["c"]}', b'{"removed":["http://a:1"]}', b'{"draining":["c:70000"]}')
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff", *NO_URLS])
 def test_a_file_that_cannot_be_read(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "workers.json"
     path.write_bytes(text)

@@ -19,7 +19,7 @@ from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Cancel, RpcFailure
-from wsgi_router.workers.worker import Worker
+from wsgi_router.workers.worker import Adapter, Worker
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 DOWN = RpcFailure("UNAVAILABLE", "connection refused")
@@ -352,6 +352,69 @@ def test_a_worker_beside_is_taken_while_it_is_up() -> None:
     transport.infos[B] = DOWN
     pool.report(near, Event.CALL_UNREACHABLE)
     assert {pool.select("m", near=near).worker.url for _ in range(4)} == {A}
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "prefix_hash"])
+def test_what_a_leaving_worker_has_begun_goes_on_there(policy: str) -> None:
+    transport = FakeTransport()
+    transport.infos = dict.fromkeys((A, B), info("m"))
+    pool = pool_of(transport, workers=(A, B), policy=policy)
+    wait_until(lambda: len(up(pool)) == 2)
+    near = pool.workers[1]
+    lease = near.lease()
+    for removed in (False, True):
+        if removed:
+            pool.membership.remove(B)
+        else:
+            pool.membership.drain(B, True)
+        pool.follow()
+        assert {pool.select("m", near=near).worker for _ in range(4)} == {near}
+        assert {pool.select("m").worker.url for _ in range(4)} == {A}
+    pool.report(near, Event.CALL_UNREACHABLE)
+    assert pool.select("m", near=near).worker.url == A
+    lease.release()
+
+
+def test_a_worker_that_comes_back_as_it_leaves_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = WorkerPool(Settings(workers=(A,)), FakeTransport())
+    pool.membership.remove(A)
+    pool.follow()
+
+    def come_back() -> None:
+        pool.membership.add(A)
+        pool.follow()
+
+    back = threading.Thread(target=come_back)
+
+    def found_idle(_worker: Worker) -> int:
+        if back.ident is None:
+            back.start()
+            back.join(0.3)
+        return 0
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Worker, "in_flight", property(found_idle))
+        pool._let_leave()
+        back.join(10)
+    (worker,) = pool.workers
+    worker.lease()
+    assert pool._board.load(A).total() == 1  # others see it
+    assert not pool._leaving
+    assert worker in pool._due
+
+
+def test_a_draining_worker_is_not_taken_for_one_that_was_started_anew() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("m")}
+    pool = pool_of(transport, workers=(A,), health_interval=0.02)
+    wait_until(lambda: up(pool) == [A])
+    worker = pool.workers[0]
+    pool.membership.drain(A, True)
+    pool.follow()
+    worker.adapters = {"sql": Adapter("0a")}
+    probes = len(transport.probes)
+    wait_until(lambda: len(transport.probes) > probes + 2)
+    assert worker.adapters == {"sql": Adapter("0a")}
 
 
 def test_stats_and_repr() -> None:

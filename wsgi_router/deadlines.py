@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
@@ -9,6 +10,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from wsgi_router import runtime
+
+_LOG = logging.getLogger(__name__)
 
 T = TypeVar("T", bound=Hashable)
 
@@ -50,7 +53,10 @@ class Deadlines(Generic[T]):
             now = time.monotonic()
             for thing in [thing for thing, due in self._due.items() if due <= now]:
                 del self._due[thing]
-                self._late(thing)
+                try:
+                    self._late(thing)
+                except Exception:  # the others are to be over in time all the same
+                    _LOG.exception("ending what was late failed")
             next_due = self._timer_due = min(self._due.values(), default=math.inf)
         if next_due < math.inf:
             runtime.call_later(next_due - now, self._look)

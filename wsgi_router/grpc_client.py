@@ -18,7 +18,7 @@ import grpc
 
 from wsgi_router import runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import Settings
+from wsgi_router.settings import MOST_WORKERS, Settings
 from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
@@ -27,7 +27,8 @@ _LOG = logging.getLogger(__name__)
 _SERVICE: Final = "/sglang.grpc.scheduler.SglangScheduler/"
 _MESSAGE_BYTES: Final = 256 * 2**20
 _ABORTS_AT_ONCE: Final = 64
-_SPARE_UNARY_CALLS: Final = 16
+_UNARY_AT_ONCE: Final = 16 + 2 * MOST_WORKERS
+"""Workers join while running; were it fewer, those that hang would keep the others from being asked."""
 _EMBEDS_AT_ONCE: Final = 512
 
 
@@ -124,8 +125,7 @@ class GrpcTransport:
         self._abort_timeout = settings.abort_timeout
         self._connections: dict[str, _Connection] = {}
         self._lock = threading.Lock()
-        bound = _SPARE_UNARY_CALLS + 2 * len(settings.workers)
-        self._unary_slots = threading.BoundedSemaphore(bound)
+        self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
         self._embed_slots = threading.BoundedSemaphore(_EMBEDS_AT_ONCE)
         self._aborts: set[Any] = set()
 

@@ -3,6 +3,7 @@
 GUNICORN_CMD_ARGS, WEB_CONCURRENCY and the command line work as ever, and win over this.
 """
 
+import fcntl
 import gc
 import os
 import shutil
@@ -121,9 +122,11 @@ def _make_metrics_directory() -> None:
 
 
 def _make_directory(use: str) -> Path:
-    """One that is removed when the server ends."""
+    """One that is removed when the server ends, and not before."""
     directory = tempfile.mkdtemp(prefix=f"wsgi-router-{use}-")
     _made.append(directory)
+    # Days later its files look forgotten; systemd-tmpfiles passes over what is locked.
+    fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
     return Path(directory)
 
 

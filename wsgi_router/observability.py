@@ -189,8 +189,7 @@ class Metrics:
     def count_reused(self, tokens: int) -> None:
         """Counts a prompt of which the prompt cache had `tokens`, if any."""
         if tokens:
-            self.prompt_cache_hits.inc()
-            self.prompt_cache_tokens.inc(tokens)
+            self.note(((self.prompt_cache_hits, 1), (self.prompt_cache_tokens, tokens)))
 
     def render(self, workers: WorkerStats) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""

@@ -19,7 +19,7 @@ from harness.scenarios import PROFILES, Scenario
 RUN_SECONDS = 300
 """A run of the client longer than this is an error."""
 WORKER_SECONDS = 3600
-"""A load worker ends by itself after this."""
+"""A load worker ends by itself after this, unless it is told another time."""
 WARM_UP = ["--streams", "4", "--requests", "16", "--max-tokens", "8"]
 SETTLE_SECONDS = 2.0
 """A router that has just answered its first probe may still be loading in the background."""
@@ -109,12 +109,12 @@ def warm_up(router: Running) -> None:
 
 
 @contextlib.contextmanager
-def worker(profile: str) -> Iterator[tuple[Service, int]]:
-    """A load worker of this profile and its port."""
+def worker(profile: str, seconds: float = WORKER_SECONDS) -> Iterator[tuple[Service, int]]:
+    """A load worker of this profile, for so long at most, and its port."""
     port = free_port()
     command = [str(LOAD), "worker", "--port", str(port), "--model", MODEL]
     command += ["--tokenizer-path", str(assets.model()), "--ids-file", str(assets.token_ids())]
-    command += ["--max-seconds", str(WORKER_SECONDS), *PROFILES[profile]]
+    command += ["--max-seconds", str(seconds), *PROFILES[profile]]
     with started(Service(f"worker-{profile}", command, cores=CORES.worker)) as service:
         service.wait_for_line("worker ready")
         yield service, port

@@ -136,9 +136,11 @@ def processes(outcomes: list[Outcome]) -> list[str]:
     """Rates by number of processes, and against those of one."""
     rows = []
     for outcome in outcomes:
-        names = [router for router in outcome.runs if not outcome.errors(router)]
-        for router in names:
-            ratio = outcome.ratio(router, names[0])
+        one = next(iter(outcome.runs))
+        for router in outcome.runs:
+            if outcome.errors(router):
+                continue
+            ratio = None if outcome.errors(one) else outcome.ratio(router, one)
             cores = [run["cpu_s"] / run["wall_s"] for run in outcome.runs[router]]
             rows.append(
                 [

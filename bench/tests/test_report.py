@@ -93,6 +93,8 @@ def test_processes_are_told_against_one() -> None:
     scenario = scaling(FULL)[0]
     made = Outcome(scenario, {"one": [result(requests_per_s=10)], "two": [result(requests_per_s=19)]})
     assert [line.split(" | ")[3] for line in tables.processes([made])[2:]] == ["1.00", "1.90"]
+    made.runs["one"][0]["errors"] = {"count": 1, "kinds": {"status 503": 1}}
+    assert [line.split(" | ")[1:4] for line in tables.processes([made])[2:]] == [["two", "19", ""]]
 
 
 def test_a_report_comes_back_from_its_json_and_draws_charts(compared: Outcome, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.policies import POLICIES
-from wsgi_router.workers.pool import TARGET_HEADER
+
+TARGET_HEADER: Final = "x-smg-target-worker"
+"""Names a worker; SGLang's gateway calls it so."""
 
 
 class Routing:

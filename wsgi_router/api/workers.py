@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from flask import Blueprint, Response, request
 
 from wsgi_router import auth, schema
@@ -64,7 +63,7 @@ def remove_worker(name: str) -> Response:
     worker = _find(services, name)
     services.pool.membership.remove(worker.url)
     services.pool.follow()
-    return json_response(msgspec.structs.replace(_state(worker), draining=True))
+    return json_response(_state(worker))
 
 
 def _operator() -> Services:

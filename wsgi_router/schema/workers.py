@@ -11,7 +11,7 @@ from wsgi_router import settings
 from wsgi_router.schema.decode import bad, decode_object
 from wsgi_router.schema.fields import Fields
 
-_URL: Final[dict[str, Any]] = {"pattern": "^(grpcs?://)?[^/:]+:[0-9]+/?$"}
+_URL: Final[dict[str, Any]] = {"pattern": r"^(grpcs?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/*$"}
 
 
 class NewWorker(msgspec.Struct, kw_only=True):

@@ -20,7 +20,8 @@ from typing import Final
 
 from wsgi_router.settings import MOST_WORKERS, SettingsError
 
-ROWS: Final = 64
+ROWS: Final = 128
+"""Of 64 processes: while a reload goes on there are the old ones and the new ones."""
 COLUMNS: Final = 2 * MOST_WORKERS
 """Of a list that has changed there are the old workers and the new ones."""
 _CELL: Final = 8
@@ -109,16 +110,14 @@ class Board:
         return self._file[1]
 
     def _column(self, name: int) -> int:
-        free = None
-        for column, taken in enumerate(self._cells[_NAMES : _NAMES + COLUMNS]):
-            if taken == name:
+        names = self._cells[_NAMES : _NAMES + COLUMNS].tolist()
+        if name in names:
+            return names.index(name)
+        for column in range(COLUMNS):
+            if not any(self._cells[column * ROWS : (column + 1) * ROWS]):
+                self._cells[_NAMES + column] = name
                 return column
-            if free is None and not any(self._cells[column * ROWS : (column + 1) * ROWS]):
-                free = column
-        if free is None:
-            raise BoardFullError
-        self._cells[_NAMES + free] = name
-        return free
+        raise BoardFullError
 
     def _set_rows(self) -> None:
         self._cells[_ROWS_USED] = max(self._taken, default=-1) + 1

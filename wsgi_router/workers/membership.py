@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
-from wsgi_router.settings import MOST_WORKERS, SettingsError
+from wsgi_router.settings import MOST_WORKERS, SettingsError, worker_url
 from wsgi_router.workers.board import Board
 
 _FILE: Final = "workers.json"
@@ -26,6 +26,11 @@ class Changes(msgspec.Struct, forbid_unknown_fields=True):
     added: list[str] = msgspec.field(default_factory=list)
     removed: list[str] = msgspec.field(default_factory=list)
     draining: list[str] = msgspec.field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """URLs as the settings have them: a kept file may be edited by hand. ValueError."""
+        for urls in (self.added, self.removed, self.draining):
+            urls[:] = map(worker_url, urls)
 
 
 class WorkerExistsError(RouterError):

@@ -26,8 +26,6 @@ from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
 _LOG = logging.getLogger(__name__)
 
-TARGET_HEADER: Final = "x-smg-target-worker"
-"""Names a worker; SGLang's gateway calls it so."""
 _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
@@ -58,7 +56,7 @@ class WorkerPool:
         self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
-        self._cards_lock = threading.Lock()
+        self._list_lock = threading.Lock()  # which workers there are, and their cards
         self._due: dict[Worker, float] = {}
         self._wakeup: runtime.Wakeup = runtime.wakeup()
         self._started = False
@@ -137,14 +135,16 @@ class WorkerPool:
     ) -> Lease:
         """A lease on the worker that the policy chooses for `model` and `adapter`.
 
-        `near` has another choice of the same request; it is taken, unless the policy bounds loads. A worker
-        that the hints name is the only one. Raises NoWorkerError; InvalidRequestError if the hints name one
-        that is not there, or cannot do it.
+        `near` has another choice of the same request; it is taken, unless the policy bounds loads. One that
+        is draining or was removed goes on with what it has begun. A worker that the hints name is the only
+        one. Raises NoWorkerError; InvalidRequestError if the hints name one that is not there, or cannot do
+        it.
         """
         policy = self._policies.get(model)
         if policy is None:
             policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
-        if near is not None and near.available() and (hints.target or not policy.bounded):
+        stay = near is not None and (near.draining or hints.target or not policy.bounded)
+        if near is not None and stay and near.state is State.UP:
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
@@ -217,12 +217,13 @@ class WorkerPool:
     def _take_list(self) -> None:
         generation = self.membership.generation
         entries = self.membership.entries()
-        with self._cards_lock:
+        with self._list_lock:
             known = {worker.url: worker for worker in self.workers} | self._leaving
             for url in known.keys() & entries.keys():
                 self._leaving.pop(url, None)
             for url in known.keys() - entries.keys():
                 self._leaving[url] = known[url]
+                known[url].draining = True
             self.workers = tuple(known.get(url) or self._join(url) for url in entries)
             for worker in self.workers:
                 worker.draining = entries[worker.url]
@@ -237,14 +238,15 @@ class WorkerPool:
 
     def _let_leave(self) -> None:
         """Drops the connection to a removed worker once its last request here has ended."""
-        for url, worker in list(self._leaving.items()):
-            if worker.in_flight == 0 and worker not in self._probing:
-                del self._leaving[url]
-                del self._due[worker]
+        with self._list_lock:  # or one that comes back at this moment would be dropped
+            idle = [one for one in self._leaving.values() if one.in_flight == 0 and one not in self._probing]
+            for worker in idle:
+                del self._leaving[worker.url], self._due[worker]
                 self._unasked.discard(worker)
-                worker.close()
-                self._transport.forget(worker)
-                _LOG.info("worker %s is served no more", url)
+        for worker in idle:
+            worker.close()
+            self._transport.forget(worker)
+            _LOG.info("worker %s is served no more", worker.url)
 
     def _probe_due(self, now: float) -> float:
         """Begins the probes that are due; returns the seconds until the next one may be."""
@@ -269,7 +271,7 @@ class WorkerPool:
         try:
             card = self._ask(worker)
             self._set_card(worker, card)
-            if not worker.available():
+            if worker.state is not State.UP:
                 worker.forget_adapters()  # it may have been started anew
             if worker.note(Event.PROBE_OK):
                 _LOG.info(
@@ -287,7 +289,7 @@ class WorkerPool:
     def _set_card(self, worker: Worker, card: ModelCard) -> None:
         if card == worker.card:
             return
-        with self._cards_lock:
+        with self._list_lock:
             worker.card = card
             self._gather_cards()
 
