@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.support import tiny
@@ -13,6 +14,10 @@ from tests.support.app import App
 from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Worker
 from tests.support.transport import Answer
+
+# A busy machine is no failure; hypothesis takes an example of over 200 ms for one.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

@@ -34,6 +34,9 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert loaded.policy == "round_robin"
 
 
+WORKERS_IN_LOWER_CASE = ("grpc://gpu-1.example:1", "grpc://[fe80::1]:2")
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "name", "expected"),
     [
@@ -45,6 +48,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ("LOG_LEVEL", "DEBUG", "log_level", "debug"),
         ("WSGI_ROUTER_WORKERS", "[::1]:30001", "workers", ("grpc://[::1]:30001",)),
         ("WSGI_ROUTER_WORKERS", "grpcs://a:1,b:2", "workers", ("grpcs://a:1", "grpc://b:2")),
+        ("WSGI_ROUTER_WORKERS", "grpc://GPU-1.Example:1,[FE80::1]:2", "workers", WORKERS_IN_LOWER_CASE),
         ("WSGI_ROUTER_WORKER_TLS_SERVER_NAME", "w.example", "worker_tls_server_name", "w.example"),
         ("WSGI_ROUTER_API_KEYS", "a,b", "api_keys", ("a", "b")),
         ("WSGI_ROUTER_ADMIN_KEY", " root,key ", "admin_key", "root,key"),
@@ -77,6 +81,8 @@ def test_values(variable: str, value: str, name: str, expected: object) -> None:
         ("WSGI_ROUTER_WORKERS", "a:99999"),
         ("WSGI_ROUTER_WORKERS", "a:1,a:1"),
         ("WSGI_ROUTER_WORKERS", "grpc://a:1,grpcs://a:1"),
+        ("WSGI_ROUTER_WORKERS", "grpc://gpu-1:1,grpc://GPU-1:1"),
+        ("WSGI_ROUTER_WORKERS", "a" * 254 + ":1"),
         ("WSGI_ROUTER_WORKERS", "grpcs://a"),
         ("WSGI_ROUTER_WORKERS", "grpcs://grpc://a:1"),
         ("WSGI_ROUTER_WORKER_TLS_SERVER_NAME", "https://w"),

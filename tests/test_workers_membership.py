@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import threading
 from pathlib import Path
 
 import pytest
 
 from wsgi_router.errors import InternalError, InvalidRequestError
-from wsgi_router.settings import MOST_WORKERS, SettingsError
+from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError
+from wsgi_router.workers import membership as module
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.membership import Membership, WorkerExistsError
 
@@ -92,16 +95,80 @@ def test_a_file_may_be_written_by_hand(tmp_path: Path) -> None:
     assert dict(membership.entries()) == {B: False, C: True, "grpcs://d:1": False}
 
 
-NO_URLS = (b'{"added":["c"]}', b'{"removed":["http://a:1"]}', b'{"draining":["c:70000"]}')
+TOO_MANY = json.dumps({"added": [f"grpc://x{number}:1" for number in range(MOST_WORKERS)]}).encode()
+UNUSABLE = [
+    *(b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff"),
+    *(b'{"added":["a"]}', b'{"removed":["http://a:1"]}', b'{"draining":["c:70000"]}', TOO_MANY),
+]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff", *NO_URLS])
-def test_a_file_that_cannot_be_read(tmp_path: Path, text: bytes) -> None:
+@pytest.mark.parametrize("text", UNUSABLE)
+def test_a_file_that_cannot_be_used(tmp_path: Path, text: bytes) -> None:
     path = tmp_path / "workers.json"
     path.write_bytes(text)
-    with pytest.raises(SettingsError, match=r"workers\.json"):
-        Membership((A,), Board(), str(path)).entries()
+    with pytest.raises(SettingsError, match=r"WORKERS_FILE.*workers\.json"):
+        Membership((A,), Board(), str(path))
+    with pytest.raises(SettingsError, match=r"WORKERS_FILE.*workers\.json"):
+        module.read(Settings(workers=(A,), workers_file=str(path)))
     assert path.read_bytes() == text
+
+
+@pytest.mark.parametrize("text", UNUSABLE)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_file_that_breaks_while_running_does_no_harm(tmp_path: Path, text: bytes, shared: bool) -> None:
+    """All goes on with what there was, in new processes too, and the next change mends the file."""
+    path = tmp_path / "kept.json"
+    board = Board(tmp_path if shared else None)
+    membership = Membership((A,), board, str(path))
+    membership.add(B)
+    path.write_bytes(text)
+    assert list(membership.entries()) == [A, B]
+    if shared:
+        assert list(Membership((A,), board, str(path)).entries()) == [A, B]
+    membership.add(C)
+    assert list(membership.entries()) == [A, B, C]
+    assert list(Membership((A,), Board(), str(path)).entries()) == [A, B, C]
+
+
+def test_a_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    membership = Membership((A,), Board(tmp_path), str(path))
+    membership.add(B)
+    path.unlink()
+    membership.add(C)
+    assert list(membership.entries()) == [A, B, C]
+    assert list(Membership((A,), Board(), str(path)).entries()) == [A, B, C]
+
+
+def test_the_start_and_a_reload_take_the_file_in(tmp_path: Path) -> None:
+    path = tmp_path / "kept.json"
+    settings = Settings(workers=(A,), workers_file=str(path))
+    board = Board(tmp_path)
+    module.share(board, module.read(settings))
+    membership = Membership((A,), board, str(path))
+    assert list(membership.entries()) == [A]
+    path.write_bytes(b'{"added":["b:1","grpcs://a:1","grpc://b:1"],"draining":["grpc://a:1"]}')
+    before = membership.generation
+    module.share(board, module.read(settings))
+    assert membership.generation != before
+    assert dict(membership.entries()) == {A: True, B: False}  # a worker is there once
+    assert module.read(Settings(workers=(A,))) is None
+    module.share(board, None)
+    assert list(membership.entries()) == [A, B]
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    """Somebody has cleaned up the folder for temporary files."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    board = Board(folder)
+    membership = Membership((A,), board)
+    membership.add(B)
+    shutil.rmtree(folder)
+    with pytest.raises(InternalError, match="cannot be kept"):
+        membership.add(C)
+    with pytest.raises(SettingsError, match="cannot be written"):
+        module.share(board, module.Changes())
 
 
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:

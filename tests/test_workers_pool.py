@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import ModelNotFoundError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
+from wsgi_router.workers import board
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.pool import WorkerPool
@@ -440,3 +442,32 @@ def test_a_name_of_several_lines_is_logged_as_one(caplog: pytest.LogCaptureFixtu
         pool_of(transport, workers=(A,))
         wait_until(said)  # a worker is usable before the log says so
     assert said() == [f"worker {A} is up and serves a?forged line"]
+
+
+def test_a_list_that_cannot_be_followed_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once, nothing is half done, and the pool looks for it at its own pace."""
+    shared = board.Board(tmp_path)
+    shared.use_row(shared.take_row())
+    monkeypatch.setattr(board, "_shared", shared)
+    pool = WorkerPool(Settings(workers=(A,)), FakeTransport())
+    _open.append(pool)
+    held = [shared.load(f"grpc://held:{number}") for number in range(board.COLUMNS - 2)]
+    tries: list[float] = []
+    take_list = pool._take_list
+
+    def count() -> None:
+        tries.append(time.monotonic())
+        take_list()
+
+    monkeypatch.setattr(pool, "_take_list", count)
+    pool.membership.add(B)
+    pool.membership.add(C)
+    pool.start()
+    wait_until(lambda: len(tries) >= 3, what="several tries")
+    assert tries[2] - tries[0] > 0.5  # a loop without a pause would be at its third within a millisecond
+    assert [worker.url for worker in pool.workers] == [A]
+    assert len([record for record in caplog.records if "workers are counted" in record.message]) == 1
+    held.pop().close()
+    wait_until(lambda: [worker.url for worker in pool.workers] == [A, B, C], what="the new list")

@@ -71,8 +71,11 @@ def on_starting(server: Any) -> None:
 def _share(fresh: settings.Settings) -> None:
     """Processes forked from now on have these settings, with the files as they are. Raises SettingsError."""
     from wsgi_router import native, tls
+    from wsgi_router.workers import board, membership
 
     tokenizer, credentials = native.read_tokenizer(fresh), tls.read(fresh)
+    changes = membership.read(fresh)
+    membership.share(board.current(), changes)
     native.share_tokenizer(fresh, tokenizer)
     tls.share(fresh, credentials)
     settings.keep(fresh)

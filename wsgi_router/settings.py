@@ -119,7 +119,7 @@ def _words(value: object) -> tuple[str, ...]:
 
 
 def _host_and_port(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):(\d{1,5})", text)
+    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{0,253}):(\d{1,5})", text)
     if not match or not 0 <= int(match[2]) <= 65535:
         raise ValueError(f"{text!r} is no HOST:PORT")
     return match[1], int(match[2])
@@ -135,7 +135,7 @@ def worker_url(value: object) -> str:
     host, port = _host_and_port(address)
     if not host or not port:
         raise ValueError(f"{text!r} must be {scheme}HOST:PORT")
-    return f"{scheme}{host}:{port}"
+    return f"{scheme}{host.lower()}:{port}"  # one name for each, as DNS has it
 
 
 MOST_WORKERS: Final = 256

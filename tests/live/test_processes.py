@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import httpx
 import pytest
@@ -114,6 +115,35 @@ def test_all_processes_follow_the_list(workers: Sequence[Worker], router: Router
         time.sleep(FOLLOW_SECONDS)
         assert seen_by_all(router) == {(first, *others)}
         wait_until(lambda: router.metric("wsgi_router_worker_up") == len(workers), 10, "all up")
+
+
+def test_a_broken_list_of_workers_does_no_harm(workers: Sequence[Worker], tmp_path: Path) -> None:
+    """Neither a process that is replaced nor a reload minds; a mended file is taken in on a reload."""
+    path = tmp_path / "workers.json"
+    first, second, third = (worker.url for worker in workers[:3])
+    with Router(first, processes=2, admin_key=ADMIN, workers_file=str(path)) as router:
+        router.wait_serving()
+        operator = {"Authorization": f"Bearer {ADMIN}"}
+        answer = httpx.post(router.url + "/workers", json={"url": second}, headers=operator, timeout=30)
+        assert answer.status_code == 200
+        kept = path.read_text()
+        path.write_text('{"added":')
+        killed = router.processes()[0]
+        killed.kill()
+        wait_until(
+            lambda: len(router.processes()) == 2 and killed not in router.processes(), 30, "another one"
+        )
+        router.send(signal.SIGHUP)
+        wait_until(
+            lambda: "start anew with the settings they had" in router.output(), 30, "word of the reload"
+        )
+        wait_until(lambda: len(router.processes()) == 2, 30, "the old processes' ends")
+        assert seen_by_all(router) == {(first, second)}
+        path.write_text(kept.replace(second, third))
+        router.send(signal.SIGHUP)
+        wait_until(lambda: seen_by_all(router) == {(first, third)}, 30, "the mended list")
+        assert "Traceback" not in router.output()
+        assert router.output().count("cannot be used") == 1
 
 
 def seen_by_all(router: Router) -> set[tuple[str, ...]]:

@@ -69,6 +69,7 @@ def remove_worker(name: str) -> Response:
 def _operator() -> Services:
     services = current()
     auth.check_admin(services.settings.admin_key, request.headers.get("Authorization"))
+    services.pool.catch_up()  # the operator's last request may have gone to another process
     return services
 
 

@@ -1,11 +1,14 @@
 """The list of workers: that of the settings, and what was changed of it while running.
 
-All processes of a server serve the same list. The changes stand in a file, replaced as a whole; the board's
-generation says that there are new ones.
+All processes of a server serve the same list. The changes stand in a file of the server's own, replaced as a
+whole; the board's generation says that there are new ones. WORKERS_FILE is where they come from at the start
+and on a reload, and where each one is kept as well; what becomes of it in between does no harm.
 """
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,9 +17,10 @@ from typing import Final
 import msgspec
 
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
-from wsgi_router.settings import MOST_WORKERS, SettingsError, worker_url
+from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError, worker_url
 from wsgi_router.workers.board import Board
 
+_LOG = logging.getLogger(__name__)
 _FILE: Final = "workers.json"
 
 
@@ -41,14 +45,40 @@ class WorkerExistsError(RouterError):
         super().__init__("There is such a worker already.", param="url")
 
 
+def read(settings: Settings) -> Changes | None:
+    """What WORKERS_FILE holds; None if there is no such setting. Raises SettingsError."""
+    if not settings.workers_file:
+        return None
+    return _usable(Path(settings.workers_file), settings.workers) or Changes()
+
+
+def share(board: Board, changes: Changes | None) -> None:
+    """The processes of the server whose board this is take `changes` in, if there are any. In the master.
+
+    Raises SettingsError.
+    """
+    if changes is not None and board.folder is not None:
+        with board.locked():
+            try:
+                _replace(board.folder / _FILE, changes)
+            except OSError as error:
+                raise SettingsError(f"{board.folder} cannot be written: {error.strerror}") from None
+            board.advance()
+
+
 class Membership:
-    """`urls`: the settings' workers. `path`: the file for the changes, if they are to outlive the server."""
+    """`urls`: the settings' workers. `path`: the file for the changes, if they are to outlive the server.
+
+    Raises SettingsError for a file that cannot be used, if no board is shared; else see `read`.
+    """
 
     def __init__(self, urls: Sequence[str], board: Board, path: str = "") -> None:
         self._urls = urls
         self._board = board
-        self._path = Path(path) if path else board.folder and board.folder / _FILE
-        self._kept = Changes()  # where there is no file
+        self._lasting = Path(path) if path else None
+        self._shared = board.folder / _FILE if board.folder else None
+        kept = None if self._lasting is None or self._shared else _usable(self._lasting, urls)
+        self._kept = kept or Changes()  # where nothing is shared
 
     @property
     def generation(self) -> int:
@@ -57,22 +87,19 @@ class Membership:
 
     def entries(self) -> Mapping[str, bool]:
         """The workers' URLs in order, and whether each takes no new requests. Raises SettingsError."""
-        changes = self._read()
-        urls = [url for url in self._urls if url not in changes.removed]
-        urls += [url for url in changes.added if url not in urls]
-        return {url: url in changes.draining for url in urls}
+        return _entries(self._urls, self._read())
 
     def add(self, url: str) -> None:
         """Raises WorkerExistsError, InvalidRequestError where there are too many, InternalError."""
         with self._board.locked():
-            entries = self.entries()
+            changes = self._latest()
+            entries = _entries(self._urls, changes)
             if _address(url) in map(_address, entries):
                 raise WorkerExistsError
             if len(entries) >= MOST_WORKERS:
                 raise InvalidRequestError(
                     f"There are {MOST_WORKERS} workers, and no more can be served.", param="url"
                 )
-            changes = self._read()
             if url in changes.removed:
                 changes.removed.remove(url)
             else:
@@ -82,7 +109,7 @@ class Membership:
     def remove(self, url: str) -> None:
         """One that is not there is no error. Raises InternalError."""
         with self._board.locked():
-            changes = self._read()
+            changes = self._latest()
             if url in changes.added:
                 changes.added.remove(url)
             if url in self._urls and url not in changes.removed:
@@ -94,32 +121,39 @@ class Membership:
     def drain(self, url: str, draining: bool) -> None:
         """Whether a worker takes no new requests from now on. Raises InternalError."""
         with self._board.locked():
-            changes = self._read()
+            changes = self._latest()
             changes.draining = [one for one in changes.draining if one != url]
-            if draining and url in self.entries():
+            if draining and url in _entries(self._urls, changes):
                 changes.draining.append(url)
             self._write(changes)
 
     def _read(self) -> Changes:
-        if self._path is None:
-            return self._kept
+        if self._shared is None:
+            return copy.deepcopy(self._kept)
+        return _load(self._shared) or Changes()
+
+    def _latest(self) -> Changes:
+        """What is to be changed: another server may have changed the file. Raises InternalError."""
+        if self._lasting is not None:
+            try:
+                changes = _usable(self._lasting, self._urls)
+                if changes is not None:
+                    return changes
+            except SettingsError as error:
+                _LOG.error("%s; it is written anew", error)
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Changes)
-        except FileNotFoundError:
-            return Changes()
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise SettingsError(f"the list of workers in {self._path} cannot be read: {error}") from None
+            return self._read()
+        except SettingsError as error:
+            raise InternalError(f"The change cannot be made: {error}.") from None
 
     def _write(self, changes: Changes) -> None:
-        if self._path is None:
-            self._kept = changes
-        else:
-            new = self._path.with_name(self._path.name + ".new")
-            try:
-                new.write_bytes(msgspec.json.encode(changes) + b"\n")
-                os.replace(new, self._path)
-            except OSError as error:
-                raise InternalError(f"The list of workers cannot be kept: {error.strerror}.") from None
+        for path in (self._lasting, self._shared):
+            if path is not None:
+                try:
+                    _replace(path, changes)
+                except OSError as error:
+                    raise InternalError(f"The list of workers cannot be kept: {error.strerror}.") from None
+        self._kept = changes
         self._board.advance()
 
     def __repr__(self) -> str:
@@ -129,3 +163,42 @@ class Membership:
 def _address(url: str) -> str:
     """The same worker is not called in the clear and over TLS."""
     return url.partition("://")[2]
+
+
+def _entries(urls: Sequence[str], changes: Changes) -> dict[str, bool]:
+    entries = [url for url in urls if url not in changes.removed]
+    addresses = set(map(_address, entries))
+    for url in changes.added:
+        if _address(url) not in addresses:
+            addresses.add(_address(url))
+            entries.append(url)
+    return {url: url in changes.draining for url in entries}
+
+
+def _load(path: Path) -> Changes | None:
+    """None if there is no such file. Raises SettingsError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Changes)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        raise _unusable(path, str(error)) from None
+
+
+def _usable(path: Path, urls: Sequence[str]) -> Changes | None:
+    """The changes to `urls`; see `_load`."""
+    changes = _load(path)
+    if changes is not None and len(_entries(urls, changes)) > MOST_WORKERS:
+        raise _unusable(path, f"with it there are more than {MOST_WORKERS} workers")
+    return changes
+
+
+def _unusable(path: Path, why: str) -> SettingsError:
+    return SettingsError(f"WORKERS_FILE: the list of workers in {path} cannot be used: {why}")
+
+
+def _replace(path: Path, changes: Changes) -> None:
+    """Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(msgspec.json.encode(changes) + b"\n")
+    os.replace(new, path)

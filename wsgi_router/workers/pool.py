@@ -47,6 +47,7 @@ class WorkerPool:
         self._board = board.current()
         self.membership = Membership(settings.workers, self._board, settings.workers_file)
         self._generation = self.membership.generation
+        self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
         self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
         self._transport = transport
@@ -201,40 +202,58 @@ class WorkerPool:
 
     def _look_after(self) -> None:
         while not self._closed:
-            if self.membership.generation != self._generation:
-                self.follow()
+            self.catch_up()
             self._let_leave()
             self._wakeup.wait(min(self._probe_due(time.monotonic()), _LOOK_SECONDS))
+
+    def catch_up(self) -> None:
+        """Takes in what another process may have changed of the list of workers."""
+        if self.membership.generation != self._generation:
+            self.follow()
 
     def follow(self) -> None:
         """Takes in what has become of the list of workers."""
         try:
             self._take_list()
         except SettingsError as error:
-            _LOG.error("%s", error)
-        self._wakeup.set()
+            if str(error) != self._trouble:  # it is tried again and again
+                self._trouble = str(error)
+                _LOG.error("%s", error)
+        else:
+            self._trouble = ""
+            self._wakeup.set()
 
     def _take_list(self) -> None:
         generation = self.membership.generation
         entries = self.membership.entries()
         with self._list_lock:
             known = {worker.url: worker for worker in self.workers} | self._leaving
+            joining = self._join_all([url for url in entries if url not in known])
             for url in known.keys() & entries.keys():
                 self._leaving.pop(url, None)
             for url in known.keys() - entries.keys():
                 self._leaving[url] = known[url]
                 known[url].draining = True
-            self.workers = tuple(known.get(url) or self._join(url) for url in entries)
+            self.workers = tuple(known.get(url) or joining[url] for url in entries)
             for worker in self.workers:
                 worker.draining = entries[worker.url]
             self._gather_cards()
             self._generation = generation
 
-    def _join(self, url: str) -> Worker:
-        worker = Worker(url, self._board.load(url))
-        self._due[worker] = 0.0
-        self._unasked.add(worker)
-        return worker
+    def _join_all(self, urls: Sequence[str]) -> dict[str, Worker]:
+        """New workers by URL: all of them, or none and SettingsError."""
+        joining: dict[str, Worker] = {}
+        try:
+            for url in urls:
+                joining[url] = Worker(url, self._board.load(url))
+        except SettingsError:
+            for worker in joining.values():
+                worker.close()
+            raise
+        for worker in joining.values():
+            self._due[worker] = 0.0
+            self._unasked.add(worker)
+        return joining
 
     def _let_leave(self) -> None:
         """Drops the connection to a removed worker once its last request here has ended."""
