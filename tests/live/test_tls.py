@@ -100,7 +100,9 @@ def test_certificates_are_read_anew_on_a_reload(flags: tuple[str, ...], tmp_path
             time.sleep(1)  # it is asked several times meanwhile
             assert router.status("/readiness") == 503
             trusted.write_bytes(before.file.read_bytes() + after.file.read_bytes())
+            (old,) = router.processes()
             router.send(signal.SIGHUP)
+            wait_until(lambda: old not in router.processes(), 30, "the old process's end")
             wait_until(lambda: router.status("/readiness") == 200, 30, "readiness 200")
             assert answered(router, "say-text")[0] == 200
 
