@@ -59,6 +59,33 @@ def test_an_ended_process_counts_no_more(tmp_path: Path) -> None:
     assert loads[0].total() == 10
 
 
+def test_one_process_leads_and_another_follows_it(tmp_path: Path) -> None:
+    made = Board(tmp_path)
+    asked = """
+        import sys
+        from pathlib import Path
+        from wsgi_router.workers.board import Board
+        print(Board(Path(sys.argv[1])).leads())
+    """
+
+    def other_leads() -> bool:
+        command = [sys.executable, "-c", textwrap.dedent(asked), str(tmp_path)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout == "True\n"
+
+    assert made.leads()
+    assert made.leads()
+    assert not other_leads()
+    made.resign()
+    assert not made.leads()
+    assert other_leads()
+
+
+def test_alone_a_process_leads() -> None:
+    made = Board()
+    made.resign()
+    assert made.leads()
+
+
 def test_two_apps_of_a_process_add_up(tmp_path: Path) -> None:
     made, rows = shared(tmp_path)
     made.use_row(rows[0])

@@ -51,7 +51,40 @@ class Board:
         if folder is None:
             self._cells[_ROWS_USED] = 1
         self._lock = threading.RLock()
-        self._file: tuple[int, int] | None = None
+        self._files: dict[str, tuple[int, int]] = {}
+        self._resigned = False
+
+    @property
+    def row(self) -> int | None:
+        """This process's own; None if it has none."""
+        return self._row
+
+    @property
+    def rows(self) -> int:
+        """All rows in use are before this one."""
+        used: int = self._cells[_ROWS_USED]
+        return used
+
+    def leads(self) -> bool:
+        """Whether this process is the one that does what one alone need do for all; it may become so later.
+
+        It stays so until it ends or resigns. Never blocks.
+        """
+        if self.folder is None:
+            return True
+        if self._resigned:
+            return False
+        try:  # its own lock is given to a process again
+            fcntl.lockf(self._descriptor(self.folder, "leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            return False
+        return True
+
+    def resign(self) -> None:
+        """Leaves to another process, for good, what one does for all."""
+        if self.folder is not None:
+            self._resigned = True
+            fcntl.lockf(self._descriptor(self.folder, "leader"), fcntl.LOCK_UN)
 
     def take_row(self) -> int | None:
         """A row for a process about to be forked; None if all are taken. In the master."""
@@ -97,17 +130,19 @@ class Board:
                 yield
                 return
             # Locks of this kind belong to a process, and end with it.
-            fcntl.lockf(self._descriptor(self.folder), fcntl.LOCK_EX)
+            fcntl.lockf(self._descriptor(self.folder, "lock"), fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                fcntl.lockf(self._descriptor(self.folder), fcntl.LOCK_UN)
+                fcntl.lockf(self._descriptor(self.folder, "lock"), fcntl.LOCK_UN)
 
-    def _descriptor(self, folder: Path) -> int:
+    def _descriptor(self, folder: Path, name: str) -> int:
         process = os.getpid()
-        if self._file is None or self._file[0] != process:
-            self._file = (process, os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        return self._file[1]
+        opened = self._files.get(name)
+        if opened is None or opened[0] != process:
+            descriptor = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened = self._files[name] = (process, descriptor)
+        return opened[1]
 
     def _column(self, name: int) -> int:
         names = self._cells[_NAMES : _NAMES + COLUMNS].tolist()
