@@ -354,6 +354,12 @@ int32_t wr_net_unary(struct WrNet *handle,
 // `handle` is live or null.
 void wr_call_cancel(struct WrCall *handle);
 
+// As `wr_call_cancel`, unless a message was fed: then the call goes on, and this is false.
+//
+// # Safety
+// `handle` is live or null.
+bool wr_call_withdraw(struct WrCall *handle);
+
 // Cancels and frees.
 //
 // # Safety

@@ -39,6 +39,8 @@ def test_they_are_listed_and_shown(make: Callable[..., App]) -> None:
         "state": "up",
         "is_healthy": True,
         "draining": False,
+        "role": "regular",
+        "bootstrap_port": None,
         "load": 0,
     }
     assert listed(app) == {WORKER: expected}

@@ -20,6 +20,7 @@ from wsgi_router.errors import (
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
 
@@ -54,9 +55,10 @@ class Calls:
         """
         tried: list[Worker] = []
         error: RouterError | None = None
+        roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                lease = self._pool.select(model, hints, tried)
+                lease = self._pool.select(model, hints, tried, roles=roles)
             except NoWorkerError:
                 if error is not None:
                     raise error from None

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.deadlines import Deadlines
@@ -55,11 +55,29 @@ Ready = tuple[int, Item]
 """An item with its choice's index."""
 
 
+class Companion(Protocol):
+    """Another RPC, which works for a choice; see `pairs`. All may be called at any time, and again."""
+
+    lease: Lease
+
+    def __hash__(self) -> int: ...
+
+    def drop(self, silent: bool = False) -> None:
+        """The choice has come to nothing: cancels the RPC. `silent`: nothing came before the deadline."""
+
+    def let_end(self) -> None:
+        """The choice needs it no more: it may end by itself for a while."""
+
+    def end_late(self) -> None:
+        """It has not."""
+
+
 class Choice:
-    """One RPC with its lease."""
+    """One RPC with its lease, and maybe another one that works for it."""
 
     __slots__ = (
-        *("blocked", "ended", "index", "last", "lease", "over", "patience", "request_id", "stale", "stream"),
+        *("at_fault", "blocked", "companion", "ended", "index", "last", "lease", "over", "patience"),
+        *("request_id", "stale", "stream"),
     )
 
     def __init__(
@@ -75,6 +93,8 @@ class Choice:
         self.ended = False  # for the request; its reader may still wait for the RPC's end
         self.blocked = False  # its reader waits for room, so silence is not the worker's
         self.stale = False  # another attempt has taken its place
+        self.companion: Companion | None = None
+        self.at_fault = lease.worker  # if it fails
 
     def end_late(self) -> None:
         """The RPC's status did not come in time."""
@@ -92,7 +112,7 @@ class Shared:
 
     pool: WorkerPool
     transport: GenerateTransport
-    endings: Deadlines[Choice]
+    endings: Deadlines[Choice | Companion]
     """RPCs that have said their last and have not ended yet."""
     defer: Callable[[Callable[[], object]], None]
     queue_size: int
@@ -166,6 +186,11 @@ class Queue:
             choice.stream = None
             by_itself = not choice.ended
         self.shared.endings.discard(choice)
+        if choice.companion is not None:
+            if end is ENDED:
+                choice.companion.let_end()
+            else:
+                choice.companion.drop(silent)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
                 self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
@@ -207,9 +232,11 @@ class Queue:
                 return
         self._drop(choice)
 
-    def end(self, choice: Choice, last: Ended | RpcFailure | None = None) -> bool:
+    def end(self, choice: Choice, last: Item | None = None) -> bool:
         """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
         choice.lease.release()  # before the consumer can see the end
+        if choice.companion is not None:
+            choice.companion.lease.release()
         with self._lock:
             if self.choices.get(choice.index) is not choice:
                 return False
@@ -223,12 +250,19 @@ class Queue:
             self.make_room()
         return True
 
-    def cancel(self, choice: Choice, last: RpcFailure | None = None) -> bool:
+    def cancel(self, choice: Choice, last: Item | None = None, silent: bool = False) -> bool:
         """Ends a choice that the worker still works on. True for the one caller that did so."""
         ended = self.end(choice, last)
         if ended:
-            self._drop(choice)
+            self._drop(choice, silent)
         return ended
+
+    def began(self, choice: Choice) -> bool:
+        """Whether anything of a choice has come; else, where messages are fed, it is withdrawn."""
+        if any(one is choice for one, _ in tuple(self.ready)):
+            return True
+        call = choice.stream
+        return self.shared.transport.feeds and call is not None and not call.withdraw()  # type: ignore[union-attr]
 
     def expire(self, now: float) -> float:
         """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
@@ -237,13 +271,15 @@ class Queue:
             left = choice.last + choice.patience - now
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
-                if self.cancel(choice, silence):
+                if self.cancel(choice, silence, silent=True):
                     self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 
-    def _drop(self, choice: Choice) -> None:
+    def _drop(self, choice: Choice, silent: bool = False) -> None:
         choice.lease.release()
+        if choice.companion is not None:
+            choice.companion.drop(silent)
         stream = choice.stream
         if stream is not None:
             stream.close()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from wsgi_router import observability, runtime
+from wsgi_router import observability, pairs, runtime
 from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
@@ -42,7 +42,7 @@ from wsgi_router.workers.transport import (
     Patience,
     RpcFailure,
 )
-from wsgi_router.workers.worker import Lease, Worker
+from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
 
@@ -164,14 +164,18 @@ class Generation:
         opening = self._opening.get(choice.index)
         if opening is None or choice.stale:
             return not choice.stale
-        dispatcher, worker = self._dispatcher, choice.lease.worker
+        dispatcher, worker, companion = self._dispatcher, choice.at_fault, choice.companion
         error = dispatcher.error_of(item)
         if error is None:
             del self._opening[choice.index]
-            dispatcher.start_others(self, opening, worker)
+            if companion is not None:
+                companion.let_end()
+            dispatcher.start_others(self, opening, choice)
             return True
         choice.stale = True
         self._queue.let_end(choice)
+        if companion is not None:
+            companion.drop()
         if opening.job.adapter:
             worker.forget_adapters()
         opening.tried.append(worker)
@@ -225,7 +229,7 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
-            Deadlines(Choice.end_late),
+            Deadlines(lambda late: late.end_late()),
             runtime.deferrer(),
             settings.queue_size,
             settings.token_timeout,
@@ -277,17 +281,17 @@ class Dispatcher:
         generation: Generation,
         opening: _Opening,
         error: RouterError | None = None,
-        near: Worker | None = None,
+        near: Choice | None = None,
     ) -> None:
-        """Asks a worker for a choice, `near` first; `error` is how the last attempt ended, if there was one.
+        """Asks a worker, or a pair, for a choice; that of `near` first.
 
-        Raises it where another worker would not help, or there is none.
+        `error` is how the last attempt ended, if there was one. Raises it where another worker would not
+        help, or there is none.
         """
         job, tried = opening.job, opening.tried
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                beside = None if tried else near
-                lease = self._pool.select(job.model, job.hints, tried, job.adapter, beside)
+                legs = pairs.select(self._pool, job, tried, None if tried else near)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None
@@ -296,19 +300,19 @@ class Dispatcher:
                 _LOG.info("%s failed before its first event: %s", tried[-1].url, error.message)
                 observability.metrics().retries.inc()
             try:
-                self._add(generation, opening, lease)
+                self._add(generation, opening, legs)
                 return
             except RpcFailure as failure:
                 error = UpstreamError.from_grpc(failure.code, failure.details)
-                tried.append(lease.worker)
+                tried.append(legs.answering.worker)
         raise error
 
-    def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
-        """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
+    def start_others(self, generation: Generation, opening: _Opening, first: Choice) -> None:
+        """Asks for a job's other choices: who began the first has the prompt in its cache."""
         deadline = time.monotonic() + self._first_token_timeout
         for index in opening.others:
             other = generation._opening[index] = _Opening(index, opening.job, deadline)
-            self.start(generation, other, near=worker)
+            self.start(generation, other, near=first)
 
     def error_of(self, first: Item) -> RouterError | None:
         """What a choice's first event says, if it is a failure."""
@@ -321,28 +325,35 @@ class Dispatcher:
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
-    def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
-        """Starts an RPC and its reader; the lease is the generation's from here on."""
+    def _add(self, generation: Generation, opening: _Opening, legs: pairs.Legs) -> None:
+        """Starts an RPC and its reader, or those of a pair; the leases are the generation's from here on."""
         request_id = random_id()
-        job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
+        job, worker, queue, index = opening.job, legs.answering.worker, generation._queue, opening.index
         transport = self.shared.transport
         patience = opening.deadline - time.monotonic()
+        choice = Choice(index, request_id, legs.answering, None, math.inf)
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
-            if job.adapter:
-                request += _adapter_field(worker, job.adapter)
+            if legs.prefill is not None:
+                request += pairs.meeting(legs.prefill.worker)
+                prefill = pairs.Prefill(queue, choice, legs.prefill, self._first_failure)
+                asked = request + _adapter_field(legs.prefill.worker, job.adapter)
+                choice.companion = prefill
+            request += _adapter_field(worker, job.adapter)
             if transport.feeds:
                 limits = Patience(patience, self.shared.token_timeout)
                 call = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
-                queue.feed(Choice(index, request_id, lease, None, math.inf), call)
+                queue.feed(choice, call)
             else:
-                stream = transport.open_stream(worker, request)
-                queue.start(Choice(index, request_id, lease, stream, patience))
+                choice.stream, choice.patience = transport.open_stream(worker, request), patience
+                queue.start(choice)
         except BaseException as error:
-            lease.release()
+            legs.release()
             if isinstance(error, RpcFailure):
                 self.shared.note_end(worker, error)
             raise
+        if legs.prefill is not None:
+            prefill.start(asked, patience)
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._pool!r}>"
@@ -350,6 +361,8 @@ class Dispatcher:
 
 def _adapter_field(worker: Worker, name: str) -> bytes:
     """The field of a GenerateRequest that names an adapter. Raises NoWorkerError if it has just gone."""
+    if not name:
+        return b""
     adapter = worker.adapters.get(name)
     if adapter is None:
         raise NoWorkerError

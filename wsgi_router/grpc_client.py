@@ -119,7 +119,7 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         if runtime.patched():
             _init_gevent()
-        self._expected = len(settings.workers)
+        self._expected = len(settings.all_workers())
         runtime.init_process(self._expected)
         self._channels = _Channels(settings)
         self._abort_timeout = settings.abort_timeout

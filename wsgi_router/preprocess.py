@@ -23,7 +23,7 @@ from wsgi_router.schema import (
 )
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.policies import POLICIES
+from wsgi_router.workers.policies import reads_prefix
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
@@ -250,7 +250,7 @@ def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
 
 def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings) -> Hints:
     """`hints` with the beginning of the prompt, for a policy that goes by it."""
-    if not POLICIES[settings.policy].reads_prefix:
+    if not reads_prefix(settings):
         return hints
     return Hints(hints.target, hints.key, prepared.prefix(settings.prefix_token_count))
 

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from wsgi_router.workers.roles import Role
+
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 MatchedStop = int | str | UnsetType
 
@@ -270,6 +272,9 @@ class WorkerState(Struct):
     state: Literal["unknown", "up", "suspect", "down"]
     is_healthy: bool
     draining: bool
+    role: Role
+    bootstrap_port: int | None
+    """Where decode workers meet it; null for one that is no prefill worker."""
     load: int
     """Requests that it has in hand from this server."""
 

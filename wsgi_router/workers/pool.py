@@ -19,8 +19,9 @@ from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import board
 from wsgi_router.workers.breaker import SEEN, Event, State
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.membership import Membership
-from wsgi_router.workers.policies import POLICIES, Policy
+from wsgi_router.workers.membership import Membership, parts
+from wsgi_router.workers.policies import Policy, make_policy
+from wsgi_router.workers.roles import EVERY_ROLE, Role
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
@@ -45,14 +46,16 @@ class WorkerPool:
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         self._board = board.current()
-        self.membership = Membership(settings.workers, self._board, settings.workers_file)
+        known = parts(settings)
+        self.membership = Membership(tuple(known), self._board, settings.workers_file, known)
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
         self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
+        self._halves = False  # whether any worker is one
         self._transport = transport
         self._settings = settings
-        self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
+        self._policies: dict[tuple[str, Role], Policy] = {}  # turns and keys of one are not those of another
         self._probing: set[Worker] = set()
         self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
@@ -86,8 +89,25 @@ class WorkerPool:
         self._wakeup.set()
 
     def usable(self) -> bool:
-        """Whether any worker may be asked."""
-        return any(worker.usable() for worker in self.workers)
+        """Whether any model can be served: by a regular worker, or by one of either half."""
+        halves: set[tuple[str, Role]] = set()
+        for worker in self.workers:
+            if worker.usable() and worker.card is not None:
+                if worker.part.role is Role.REGULAR:
+                    return True
+                halves.add((self._settings.model or worker.card.name, worker.part.role))
+        return any((model, Role.DECODE) in halves for model, role in halves if role is Role.PREFILL)
+
+    def paired(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> bool:
+        """Whether workers of either half may be asked for `model`."""
+        if not self._halves:
+            return False
+        roles = {
+            worker.part.role
+            for worker in self.workers
+            if worker.usable() and worker not in exclude and self._can(worker, model, adapter)
+        }
+        return {Role.PREFILL, Role.DECODE} <= roles
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
@@ -133,49 +153,59 @@ class WorkerPool:
         exclude: Collection[Worker] = (),
         adapter: str = "",
         near: Worker | None = None,
+        roles: Collection[Role] = EVERY_ROLE,
     ) -> Lease:
-        """A lease on the worker that the policy chooses for `model` and `adapter`.
+        """A lease on the worker that the policy chooses for `model` and `adapter`, one of these `roles`.
 
         `near` has another choice of the same request; it is taken, unless the policy bounds loads. One that
         is draining or was removed goes on with what it has begun. A worker that the hints name is the only
         one. Raises NoWorkerError; InvalidRequestError if the hints name one that is not there, or cannot do
         it.
         """
-        policy = self._policies.get(model)
+        role = next(iter(roles)) if len(roles) == 1 else Role.REGULAR
+        policy = self._policies.get((model, role))
         if policy is None:
-            policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
+            policy = self._policies.setdefault((model, role), make_policy(self._settings, role))
         stay = near is not None and (near.draining or hints.target or not policy.bounded)
         if near is not None and stay and near.state is State.UP:
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
-        return policy.select(self.candidates(model, exclude, adapter), hints).lease()
+        return policy.select(self.candidates(model, exclude, adapter, roles), hints).lease()
 
     def _target(self, name: str, model: str, exclude: Collection[Worker], adapter: str) -> Worker:
-        worker = self._named(name)
+        worker = self.named(name)
         if worker is None:
             raise _bad_target(f"There is no worker '{shown(name)}'.")
         if worker in exclude or not worker.usable():
             raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.")
-        if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
+        if not self._can(worker, model, adapter):
             raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
         return worker
 
-    def _named(self, name: str) -> Worker | None:
+    def named(self, name: str) -> Worker | None:
         """The worker with this id, URL, HOST:PORT, or place (from 0) in the list of workers."""
         for place, worker in enumerate(self.workers):
             if name in (worker.id, worker.url, worker.address, str(place)):
                 return worker
         return None
 
-    def candidates(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> Sequence[Worker]:
+    def candidates(
+        self,
+        model: str,
+        exclude: Collection[Worker] = (),
+        adapter: str = "",
+        roles: Collection[Role] = EVERY_ROLE,
+    ) -> Sequence[Worker]:
         """Those that may be asked, at least one; of an adapter those that are known to have it.
 
         A suspect worker is one only if no other is up: it may well be alive. Raises NoWorkerError.
         """
-        serving = [worker for worker in self.workers if worker not in exclude and self._serves(worker, model)]
-        if adapter:
-            serving = [worker for worker in serving if adapter in worker.adapters]
+        serving = [
+            worker
+            for worker in self.workers
+            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
+        ]
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
@@ -199,6 +229,9 @@ class WorkerPool:
         if worker.card is None:
             return False
         return model in (self._settings.model, worker.card.name)
+
+    def _can(self, worker: Worker, model: str, adapter: str) -> bool:
+        return self._serves(worker, model) and (not adapter or adapter in worker.adapters)
 
     def _look_after(self) -> None:
         while not self._closed:
@@ -225,7 +258,7 @@ class WorkerPool:
 
     def _take_list(self) -> None:
         generation = self.membership.generation
-        entries = self.membership.entries()
+        entries = self.membership.members()
         with self._list_lock:
             known = {worker.url: worker for worker in self.workers} | self._leaving
             joining = self._join_all([url for url in entries if url not in known])
@@ -236,7 +269,8 @@ class WorkerPool:
                 known[url].draining = True
             self.workers = tuple(known.get(url) or joining[url] for url in entries)
             for worker in self.workers:
-                worker.draining = entries[worker.url]
+                worker.part, worker.draining = entries[worker.url]
+            self._halves = any(worker.part.role is not Role.REGULAR for worker in self.workers)
             self._gather_cards()
             self._generation = generation
 

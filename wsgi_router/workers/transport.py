@@ -70,6 +70,9 @@ class Call(Protocol):
     def close(self) -> None:
         """Cancels it if it still runs; no event follows. Idempotent."""
 
+    def withdraw(self) -> bool:
+        """`close`, unless a message of it was fed: then it goes on, and this is False."""
+
 
 class Patience(NamedTuple):
     """Longest waits in seconds: for the first message, and between two."""

@@ -12,6 +12,7 @@ from typing import Final
 from wsgi_router import runtime
 from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
+from wsgi_router.workers.roles import REGULAR, Part
 
 _SCHEMES: Final = {"grpc": False, "grpcs": True}
 """Those of workers' URLs, and whether they mean TLS."""
@@ -65,6 +66,7 @@ class Worker:
         self.state = State.UNKNOWN
         self.draining = False
         """Takes no new requests, as the operator wants it."""
+        self.part: Part = REGULAR
         self.card: ModelCard | None = None
         self._load = load or Board().load(url)
         self.heard = time.monotonic()

@@ -223,14 +223,18 @@ pub unsafe extern "C" fn wr_net_unary(
 }
 
 /// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+/// `unfed`: only if no message of it was fed. Returns whether it was cancelled.
 ///
 /// # Safety
 /// `handle` is live or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
-    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
-        call.cancel();
+pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall, unfed: bool) -> bool {
+    let Some(WrCall(call)) = (unsafe { handle.as_ref() }) else { return false };
+    if unfed {
+        return call.withdraw();
     }
+    call.cancel();
+    true
 }
 
 /// Cancels and frees.
@@ -431,7 +435,8 @@ mod tests {
             // In any order.
             wr_stream_free(stream);
             wr_net_free(handle);
-            wr_call_cancel(call);
+            assert!(wr_call_cancel(call, true));
+            assert!(wr_call_cancel(call, false));
             wr_call_free(call);
         }
     }
@@ -455,7 +460,7 @@ mod tests {
             wr_net_events(null, &mut events, &mut count);
             assert_eq!(count, 0);
             wr_net_forget(null, at, len);
-            wr_call_cancel(std::ptr::null_mut());
+            assert!(!wr_call_cancel(std::ptr::null_mut(), false));
             wr_call_free(std::ptr::null_mut());
             wr_net_free(null);
         }

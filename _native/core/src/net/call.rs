@@ -354,7 +354,7 @@ impl Reader<'_> {
         let Outlet::Stream { answer, choice } = &self.outlet else { return Ok(Next::Read) };
         let messages = self.batch.len();
         let mut inner = answer.lock();
-        if self.failed || self.mailbox.is_closed() {
+        if self.failed || !self.mailbox.feed() {
             self.batch.clear();
             return Ok(Next::Read);
         }
