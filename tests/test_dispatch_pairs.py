@@ -188,6 +188,39 @@ def test_a_refusal_is_told_whoever_it_comes_from(failure: RpcFailure, status: in
     assert all(worker.available() for worker in bench.pool.workers)
 
 
+@pytest.mark.parametrize("prefills", [1, 2])
+@pytest.mark.parametrize("decodes", [1, 2])
+def test_a_decode_that_tells_of_a_failure_may_have_waited_for_a_dead_prefill(
+    prefills: int, decodes: int
+) -> None:
+    bench = bench_of(
+        *((RpcFailure("INTERNAL", "no prefill"),), (), ANSWER, COMPUTED),
+        prefill_workers=tuple(f"grpc://p{number}:1" for number in range(prefills)),
+        decode_workers=tuple(f"grpc://d{number}:1" for number in range(decodes)),
+    )
+    if prefills == 1:  # nobody else can be asked
+        assert failure_of(bench).message == "no prefill"
+        return
+    generation = bench.open()
+    assert collect(generation) == {0: [chunk(1), chunk(2), ENDED]}
+    again = [stream.worker.address for stream in bench.transport.streams[2:]]
+    assert again == [f"d{decodes - 1}:1", "p1:1"]
+    generation.close()
+
+
+def test_a_decode_that_fails_after_its_prefill_has_ended_is_at_fault() -> None:
+    bench = bench_of((), COMPUTED, ANSWER, COMPUTED, prefill_workers=("grpc://p0:1",))
+
+    def fail() -> None:
+        wait_until(lambda: len(bench.transport.streams) == 2 and sum(bench.in_flight()) == 1)
+        bench.transport.streams[0].put(RpcFailure("INTERNAL", "broken"))
+
+    runtime.spawn(fail)
+    generation = bench.open()
+    assert [stream.worker.address for stream in bench.transport.streams] == ["d0:1", "p0:1", "d1:1", "p0:1"]
+    generation.close()
+
+
 def test_a_decode_that_ends_without_an_answer_ends_its_prefill() -> None:
     bench = bench_of((None,), ())
     assert isinstance(failure_of(bench), WorkerProtocolError)

@@ -59,6 +59,8 @@ class Companion(Protocol):
     """Another RPC, which works for a choice; see `pairs`. All may be called at any time, and again."""
 
     lease: Lease
+    over: bool
+    """The RPC has ended by itself, before anybody dropped it."""
 
     def __hash__(self) -> int: ...
 

@@ -54,7 +54,7 @@ _ID_FIELD: Final = b"\x0a\x20"
 class _Opening:
     """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
 
-    __slots__ = ("deadline", "index", "job", "others", "tried")
+    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
 
     def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
         self.index = index
@@ -62,6 +62,7 @@ class _Opening:
         self.deadline = deadline
         self.others = others
         self.tried: list[Worker] = []
+        self.doubtful: list[Worker] = []  # others that may have been at fault
 
 
 class Generation:
@@ -164,7 +165,7 @@ class Generation:
         opening = self._opening.get(choice.index)
         if opening is None or choice.stale:
             return not choice.stale
-        dispatcher, worker, companion = self._dispatcher, choice.at_fault, choice.companion
+        dispatcher, companion = self._dispatcher, choice.companion
         error = dispatcher.error_of(item)
         if error is None:
             del self._opening[choice.index]
@@ -176,9 +177,11 @@ class Generation:
         self._queue.let_end(choice)
         if companion is not None:
             companion.drop()
+        worker, *others = pairs.suspects(choice, item)
         if opening.job.adapter:
             worker.forget_adapters()
         opening.tried.append(worker)
+        opening.doubtful += others
         dispatcher.start(self, opening, error)
         return False
 
@@ -291,7 +294,7 @@ class Dispatcher:
         job, tried = opening.job, opening.tried
         while error is None or (error.failover and len(tried) < _ATTEMPTS):
             try:
-                legs = pairs.select(self._pool, job, tried, None if tried else near)
+                legs = pairs.select(self._pool, job, tried, opening.doubtful, None if tried else near)
             except NoWorkerError:
                 if error is not None:  # the failure says more than that nobody else is there
                     raise error from None

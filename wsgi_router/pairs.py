@@ -9,6 +9,7 @@ still counts in what is known of that worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -20,6 +21,7 @@ import msgspec
 
 from wsgi_router import runtime
 from wsgi_router.choices import ENDED, Choice, Item, Queue
+from wsgi_router.errors import NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
@@ -48,7 +50,35 @@ class Legs:
             self.prefill.release()
 
 
-def select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
+def suspects(choice: Choice, item: Item) -> tuple[Worker, ...]:
+    """Whom a choice's failure may be due to, the likeliest first. `item`: what came of it.
+
+    A decode worker that can tell of a failure, while its prefill worker says nothing, has most likely waited
+    for that one in vain.
+    """
+    companion, answering = choice.companion, choice.lease.worker
+    if companion is None or companion.over or choice.at_fault is not answering:
+        return (choice.at_fault,)
+    if isinstance(item, RpcFailure) and item.code == "UNAVAILABLE":
+        return (answering,)
+    return companion.lease.worker, answering
+
+
+def select(
+    pool: WorkerPool,
+    job: GenerateJob,
+    tried: Collection[Worker],
+    doubtful: Collection[Worker] = (),
+    near: Choice | None = None,
+) -> Legs:
+    """As `_select`, without those in `doubtful` if there are others."""
+    if doubtful:
+        with contextlib.suppress(NoWorkerError):
+            return _select(pool, job, [*tried, *doubtful], None)
+    return _select(pool, job, tried, near)
+
+
+def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
     """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
 
     A model with usable workers of either half is served by pairs, any other by regular workers. Who names a
@@ -95,7 +125,7 @@ class Prefill:
     """
 
     __slots__ = (
-        *("_choice", "_dropped", "_first_failure", "_lock", "_needed", "_over", "_queue", "_stream", "lease"),
+        *("_choice", "_dropped", "_first_failure", "_lock", "_needed", "_queue", "_stream", "lease", "over"),
     )
 
     def __init__(
@@ -107,7 +137,7 @@ class Prefill:
         self._first_failure = first_failure
         self._stream: MessageStream | Call | None = None
         self._needed = True  # nothing has come of the choice
-        self._over = False  # the RPC has ended
+        self.over = False
         self._dropped = False
         self._lock = runtime.brief_lock()
 
@@ -133,7 +163,7 @@ class Prefill:
 
     def _started(self, stream: MessageStream | Call) -> None:
         with self._lock:
-            if not self._over:
+            if not self.over:
                 self._stream = stream
             dropped = self._dropped
         if dropped:
@@ -168,9 +198,9 @@ class Prefill:
         """The RPC has ended by itself."""
         shared, worker = self._queue.shared, self.lease.worker
         with self._lock:
-            self._over = True
-            self._stream = None
             dropped = self._dropped
+            self.over = not dropped
+            self._stream = None
         shared.endings.discard(self)
         self.lease.release()
         if dropped:
@@ -195,9 +225,9 @@ class Prefill:
         """See `choices.Companion`."""
         self._needed = False
         endings = self._queue.shared.endings
-        if not (self._over or self._dropped):
+        if not (self.over or self._dropped):
             endings.add(self, self._queue.shared.close_timeout)
-            if self._over or self._dropped:  # it was faster
+            if self.over or self._dropped:  # it was faster
                 endings.discard(self)
 
     def end_late(self) -> None:
@@ -207,7 +237,7 @@ class Prefill:
     def drop(self, silent: bool = False) -> None:
         """See `choices.Companion`."""
         with self._lock:
-            done = self._over or self._dropped
+            done = self.over or self._dropped
             self._dropped = True
         self.lease.release()
         if done:

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,13 +31,16 @@ PREFILL: dict[str, dict[str, Any]] = {
     "prefill-aborts": {"abort": {"after_tokens": 0}},
     "prefill-hangs": {"hang": {"after_tokens": 0}},
 }
-ANSWERS = {**script.ANSWERS, **{word: {"text": TEXT} for word in PREFILL}}
+ANSWERS = {
+    **script.ANSWERS,
+    **{word: {"text": TEXT} for word in PREFILL},
+    "two-seconds": {"random": 40, "itl_ms": 50, "free": True},
+}
 TRANSPORTS = ("native", "grpcio")
-both = pytest.mark.parametrize("transport", TRANSPORTS)
 
 
 class Halves:
-    """Starts simulators of either role; `Prefill` in settings' form."""
+    """Starts simulators of either role."""
 
     def __init__(self, folder: Path) -> None:
         common = ("--tokenizer", str(QWEN3), "--model-name", MODEL, "--context-length", "4096", "--eos", EOS)
@@ -53,8 +57,8 @@ class Halves:
         worker = Worker(*self.flags["prefill"], "--bootstrap-port", str(port)).start()
         return worker, f"{worker.url} {port}"
 
-    def decode(self) -> Worker:
-        return Worker(*self.flags["decode"]).start()
+    def decode(self, port: int = 0) -> Worker:
+        return Worker(*self.flags["decode"], port=port).start()
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +72,13 @@ class Pairs:
     def __init__(
         self, halves: Halves, transport: str, stack: ExitStack, prefills: int = 1, **settings: str
     ) -> None:
-        made = [halves.prefill() for _ in range(prefills)]
+        self._halves = halves
+        with ThreadPoolExecutor() as pool:
+            begun = [pool.submit(halves.prefill) for _ in range(prefills)]
+            self.decode = pool.submit(halves.decode).result()
+            made = [one.result() for one in begun]
         self.prefills = [worker for worker, _ in made]
-        self.decode = halves.decode()
-        for worker in (*self.prefills, self.decode):
-            stack.callback(worker.stop)
+        stack.callback(self.stop)
         self.router = stack.enter_context(
             Router(
                 prefill_workers=",".join(name for _, name in made),
@@ -82,6 +88,13 @@ class Pairs:
             )
         )
         wait_until(lambda: self.router.metric("wsgi_router_worker_up") == prefills + 1, 30, "all workers up")
+
+    def restart_decode(self) -> None:
+        self.decode = self._halves.decode(self.decode.port)
+
+    def stop(self) -> None:
+        for worker in (*self.prefills, self.decode):
+            worker.stop()
 
     @property
     def workers(self) -> list[Worker]:
@@ -190,9 +203,8 @@ def test_what_the_router_says_of_both(pairs: Pairs) -> None:
     assert shown == {prefill.url: ("prefill", False, 0), decode.url: ("decode", True, 0)}
     loads = httpx.get(url + "/get_loads?include=disagg").json()["workers"]
     assert [one["loads"][0]["disaggregation"]["mode"] for one in loads] == ["prefill", "decode"]
-    assert [one["success"] for one in httpx.post(url + "/flush_cache", headers=key).json()["workers"]] == [
-        True
-    ] * 2
+    flushed = httpx.post(url + "/flush_cache", headers=key).json()["workers"]
+    assert [one["success"] for one in flushed] == [True, True]
     assert [model["id"] for model in httpx.get(url + "/v1/models").json()["data"]] == [MODEL]
     for path in ("/readiness", "/get_server_info", "/get_model_info", "/health_generate"):
         assert httpx.get(url + path).status_code == 200, path
@@ -228,70 +240,84 @@ def test_halves_join_and_leave_while_running(halves: Halves, tmp_path: Path) -> 
         )
 
 
-@both
-def test_a_prefill_worker_that_dies(halves: Halves, transport: str) -> None:
-    with pairs_of(halves, transport, prefills=2, prefill_policy="round_robin") as pairs:
-        router = pairs.router
-        dying, other = pairs.prefills
-        # While its decode worker goes on: the answer does not need it any more.
-        with httpx.stream("POST", router.url + URL, json=ask("go-slowly", stream=True), timeout=30) as answer:
-            events = sse.events(answer.iter_lines())
-            seen = [next(events)]
-            owner = next(one for one in pairs.prefills if one.server_info()["generate_calls"])
-            if owner is not dying:
-                dying, other = other, dying
-            dying.kill()
-            seen += list(events)
-        assert seen[-1] == "[DONE]"
-        assert seen[-2]["choices"][0]["finish_reason"] is not None  # type: ignore[index]
-        for _ in range(4):  # it may not be known yet
-            assert post(router, ask("say-text"))["choices"][0]["message"]["content"] == TEXT
+def test_a_decode_worker_that_dies_and_comes_back(pairs: Pairs) -> None:
+    body = ask("go-slowly", stream=True)
+    with httpx.stream("POST", pairs.router.url + URL, json=body, timeout=30) as answer:
+        events = sse.events(answer.iter_lines())
+        seen = [next(events), next(events)]
+        pairs.decode.kill()
+        seen += list(events)
+    assert seen[-1] == "[DONE]"
+    assert "error" in seen[-2]
+    pairs.assert_idle()
+    assert httpx.post(pairs.router.url + URL, json=ask("say-text"), timeout=30).status_code == 503
+    pairs.restart_decode()
+    pairs.router.wait_serving()
+    assert text_of(pairs.router) == TEXT
+    pairs.assert_idle()
+
+
+def text_of(router: Router) -> str:
+    text: str = post(router, ask("say-text"))["choices"][0]["message"]["content"]
+    return text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_prefill_workers_that_freeze_and_die(halves: Halves, transport: str) -> None:
+    waits = {"first_token_timeout": "3", "health_timeout": "1", "health_interval": "0.5"}
+    with pairs_of(halves, transport, prefills=2, prefill_policy="round_robin", **waits) as pairs:
+        frozen, other = pairs.prefills
+        freezes_while_asked(pairs, frozen)
+        owner = dies_while_its_answer_comes(pairs)
+        other = frozen if owner is other else other
+        assert [text_of(pairs.router) for _ in range(4)] == [TEXT] * 4
         pairs.assert_idle()
-        # Before anything came, and nobody else is there.
-        statuses: list[int] = []
-
-        def wait_in_vain() -> None:
-            body = ask("prefill-hangs", stream=True)
-            statuses.append(httpx.post(router.url + URL, json=body, timeout=30).status_code)
-
-        waiting = threading.Thread(target=wait_in_vain)
-        waiting.start()
-        wait_until(lambda: pairs.decode.server_info()["running"] == 1, 10, "a running request")
-        other.kill()
-        waiting.join(20)
-        assert statuses == [503]
-        pairs.assert_idle()
-        wait_until(lambda: router.status("/readiness") == 503, 10, "readiness 503")
+        dies_while_asked(pairs, other)
 
 
-@both
-def test_a_decode_worker_that_dies(halves: Halves, transport: str) -> None:
-    with pairs_of(halves, transport) as pairs:
-        body = ask("go-slowly", stream=True)
-        with httpx.stream("POST", pairs.router.url + URL, json=body, timeout=30) as answer:
-            events = sse.events(answer.iter_lines())
-            seen = [next(events), next(events)]
-            pairs.decode.kill()
-            seen += list(events)
-        assert seen[-1] == "[DONE]"
-        assert "error" in seen[-2]
-        pairs.assert_idle()
-        assert httpx.post(pairs.router.url + URL, json=ask("say-text"), timeout=30).status_code == 503
-        pairs.assert_idle()
+def freezes_while_asked(pairs: Pairs, frozen: Worker) -> None:
+    """Requests in turn: one waits for it in vain, but not for ever."""
+    frozen.send(signal.SIGSTOP)
+    try:
+        body = ask("say-text", stream=True)
+        statuses = [httpx.post(pairs.router.url + URL, json=body, timeout=30).status_code for _ in range(3)]
+        assert sorted(statuses) == [200, 200, 504]
+        wait_until(lambda: pairs.decode.server_info()["running"] == 0, 5, "decode has nothing left")
+    finally:
+        frozen.send(signal.SIGCONT)
+    wait_until(lambda: pairs.router.metric("wsgi_router_worker_up") == 3, 15, "all up again")
+    pairs.assert_idle()
 
 
-@both
-def test_a_frozen_prefill_worker_keeps_nobody_for_ever(halves: Halves, transport: str) -> None:
-    waits = {"first_token_timeout": "1", "health_timeout": "1", "health_interval": "0.5"}
-    with pairs_of(halves, transport, **waits) as pairs:
-        pairs.prefills[0].send(signal.SIGSTOP)
-        try:
-            body = ask("say-text", stream=True)
-            assert httpx.post(pairs.router.url + URL, json=body, timeout=30).status_code == 504
-            wait_until(lambda: pairs.router.status("/readiness") == 503, 10, "readiness 503")
-            wait_until(lambda: pairs.decode.server_info()["running"] == 0, 5, "decode has nothing left")
-        finally:
-            pairs.prefills[0].send(signal.SIGCONT)
-        wait_until(lambda: pairs.router.status("/readiness") == 200, 15, "readiness 200")
-        assert post(pairs.router, ask("say-text"))["choices"][0]["message"]["content"] == TEXT
-        pairs.assert_idle()
+def dies_while_its_answer_comes(pairs: Pairs) -> Worker:
+    """The decode worker goes on: the answer does not need the other one any more."""
+    before = [one.server_info()["generate_calls"] for one in pairs.prefills]
+    body = ask("two-seconds", stream=True)
+    with httpx.stream("POST", pairs.router.url + URL, json=body, timeout=30) as answer:
+        events = sse.events(answer.iter_lines())
+        seen = [next(events)]
+        after = [one.server_info()["generate_calls"] for one in pairs.prefills]
+        owner = pairs.prefills[0 if after[0] > before[0] else 1]
+        owner.kill()
+        seen += list(events)
+    assert seen[-1] == "[DONE]"
+    assert seen[-2]["choices"][0]["finish_reason"] == "stop"
+    return owner
+
+
+def dies_while_asked(pairs: Pairs, last: Worker) -> None:
+    """Before anything came, and nobody else is there."""
+    statuses: list[int] = []
+
+    def wait_in_vain() -> None:
+        body = ask("prefill-hangs", stream=True)
+        statuses.append(httpx.post(pairs.router.url + URL, json=body, timeout=30).status_code)
+
+    waiting = threading.Thread(target=wait_in_vain)
+    waiting.start()
+    wait_until(lambda: pairs.decode.server_info()["running"] == 1, 10, "a running request")
+    last.kill()
+    waiting.join(20)
+    assert statuses == [503]
+    pairs.assert_idle()
+    wait_until(lambda: pairs.router.status("/readiness") == 503, 10, "readiness 503")

@@ -16,6 +16,9 @@ import grpc
 
 from wsgi_router.worker_api.engine import Disaggregated, EngineError
 
+NOTICE_SECONDS = 1.0
+"""SGLang's decode workers find that a prefill worker has died by missed heartbeats, not at once."""
+
 
 def lost(message: str) -> EngineError:
     """The two did not meet: INTERNAL, as a failed transfer is in SGLang."""
@@ -90,13 +93,17 @@ class PrefillRooms:
 async def collect(meeting: Disaggregated, prompt_tokens: int, timeout: float) -> None:
     """The decode side: fetch the prompt's cache from the prefill worker. EngineError if it is not there."""
     where = f"{meeting.host}:{meeting.port} room {meeting.room}"
+    answer = ""
     try:
         async with asyncio.timeout(timeout):
             host = meeting.host.strip("[]")  # an IPv6 address comes as in a URL
             reader, writer = await asyncio.open_connection(host, meeting.port)
             with contextlib.closing(writer):
                 writer.write(f"{meeting.room} {prompt_tokens}\n".encode())
-                answer = (await reader.readline()).decode().strip()
+                with contextlib.suppress(ConnectionError):
+                    answer = (await reader.readline()).decode().strip()
+                if not answer:
+                    await asyncio.sleep(NOTICE_SECONDS)
     except (OSError, TimeoutError) as error:
         raise lost(f"no prefill worker at {where}: {error or 'timed out'}") from None
     if answer != "ok":
