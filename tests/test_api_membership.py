@@ -75,6 +75,42 @@ def test_an_added_worker_is_used_once_it_answers(make: Callable[..., App]) -> No
 
 
 @pytest.mark.parametrize(
+    ("sent", "role", "port"),
+    [
+        ({}, "regular", None),
+        ({"role": "decode"}, "decode", None),
+        ({"role": "prefill"}, "prefill", 8998),
+        ({"role": "prefill", "bootstrap_port": 9001}, "prefill", 9001),
+        ({"worker_type": "prefill", "bootstrap_port": 9001}, "prefill", 9001),
+        ({"worker_type": "decode", "role": "decode"}, "decode", None),
+    ],
+)
+def test_a_role(make: Callable[..., App], sent: dict[str, Any], role: str, port: int | None) -> None:
+    app = make(admin_key="root")
+    shown = call(app, "POST", "/workers", {"url": OTHER, **sent}).get_json()
+    assert (shown["role"], shown["bootstrap_port"]) == (role, port)
+    assert listed(app)[OTHER] == shown
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"role": "both"}, "role"),
+        ({"role": "prefill", "bootstrap_port": 0}, "bootstrap_port"),
+        ({"role": "prefill", "bootstrap_port": 65536}, "bootstrap_port"),
+        ({"role": "decode", "bootstrap_port": 9001}, "bootstrap_port"),
+        ({"bootstrap_port": 9001}, "bootstrap_port"),
+        ({"role": "decode", "worker_type": "prefill"}, "worker_type"),
+    ],
+)
+def test_a_bad_role(make: Callable[..., App], sent: dict[str, Any], param: str) -> None:
+    app = make(admin_key="root")
+    error = error_of(call(app, "POST", "/workers", {"url": OTHER, **sent}), 400)
+    assert error["param"] == param
+    assert list(listed(app)) == [WORKER]
+
+
+@pytest.mark.parametrize(
     ("sent", "url"),
     [
         ("worker_1.example:65535", "grpc://worker_1.example:65535"),

@@ -408,6 +408,18 @@ def test_a_client_may_name_either(target: str, expected: list[str]) -> None:
         opened(bench, Hints(target="nobody:1"))
 
 
+def test_the_prompts_own_log_probabilities_come_from_regular_workers() -> None:
+    job = GenerateJob("m", body([1, 2, 3], 9), scored="logprobs")
+    bench = bench_of((chunk(1),), workers=1)
+    bench.dispatcher.open(job).close()
+    assert roles(bench) == ["w"]
+    bench = bench_of()
+    with pytest.raises(InvalidRequestError) as caught:
+        bench.dispatcher.open(job)
+    assert caught.value.param == "logprobs"
+    assert bench.transport.streams == []
+
+
 def test_each_gets_its_own_id_of_an_adapter() -> None:
     bench = bench_of((chunk(1),), ())
     for worker in bench.pool.workers:

@@ -21,7 +21,7 @@ import msgspec
 
 from wsgi_router import runtime
 from wsgi_router.choices import ENDED, Choice, Item, Queue
-from wsgi_router.errors import NoWorkerError
+from wsgi_router.errors import InvalidRequestError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
@@ -32,6 +32,9 @@ from wsgi_router.workers.worker import Lease, Worker
 _LOG = logging.getLogger(__name__)
 
 _ROOMS: Final = 2**31 - 1
+_UNSCORED: Final = (
+    "The log probabilities of the prompt are not to be had, as other workers compute it than give the answer."
+)
 _REGULAR: Final = frozenset({Role.REGULAR})
 _PREFILL: Final = frozenset({Role.PREFILL})
 _DECODE: Final = frozenset({Role.DECODE})
@@ -81,13 +84,18 @@ def select(
 def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
     """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
 
-    A model with usable workers of either half is served by pairs, any other by regular workers. Who names a
-    worker gets that one, whatever it is. Raises NoWorkerError; see `WorkerPool.select`.
+    A model with usable workers of either half is served by pairs, any other by regular workers. Regular ones
+    serve who asks for the prompt's own log probabilities, too, which a decode worker does not know. Who names
+    a worker gets that one, whatever it is. Raises NoWorkerError, InvalidRequestError.
     """
     named = pool.named(job.hints.target) if job.hints.target else None
     role = None if named is None else named.part.role
     paired = role in (Role.PREFILL, Role.DECODE) or (role is None and _paired(pool, job, tried, near))
     answering = near.lease.worker if near is not None else None
+    if paired and job.scored:
+        if role is not None or not pool.can_serve(job.model, tried, job.adapter, _REGULAR):
+            raise InvalidRequestError(_UNSCORED, param=job.scored, code="unsupported_value")
+        paired = False
     if not paired:
         return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
     prefill = near.companion.lease.worker if near is not None and near.companion is not None else None

@@ -143,8 +143,9 @@ def prepare_completion(
         "logprobs": request.logprobs,
     }
     routes = [_with_prefix(hints, one, settings) for one in prepared]
+    scored = "logprobs" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters),
+        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters, scored),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -184,8 +185,9 @@ def prepare_generate(
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
     routes = [_with_prefix(hints, one, settings) for one in prepared]
+    scored = "logprob_start_len" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters),
+        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters, scored),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -237,9 +239,10 @@ def _jobs(
     hints: Sequence[Hints],
     streamed: bool,
     adapters: Sequence[str],
+    scored: str,
 ) -> tuple[GenerateJob, ...]:
     return tuple(
-        GenerateJob(card.name, one.body, choices, route, streamed, adapter)
+        GenerateJob(card.name, one.body, choices, route, streamed, adapter, scored)
         for one, route, adapter in zip(prepared, hints, adapters or [""] * len(prepared), strict=True)
     )
 

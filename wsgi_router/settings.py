@@ -152,12 +152,11 @@ def _worker_urls(value: object) -> tuple[str, ...]:
 
 def _prefill_workers(value: object) -> tuple[str, ...]:
     """As `_worker_urls`; each may have its bootstrap port behind a space, as after SGLang's own --prefill."""
-    words = [word.split() for word in _words(value)]
-    ports = [_integer(1, 65535)(port) for word in words for port in word[1:]]
-    if len(ports) > len(words) or any(len(word) > 2 for word in words):
+    parts = [word.split() for word in _words(value)]
+    if any(len(part) > 2 for part in parts):
         raise ValueError("takes one bootstrap port for each worker")
-    urls = _worker_urls([word[0] for word in words])
-    return tuple(" ".join([url, *word[1:]]) for url, word in zip(urls, words, strict=True))
+    ports = ["".join(f" {_integer(1, 65535)(port)}" for port in part[1:]) for part in parts]
+    return tuple(map("".join, zip(_worker_urls([part[0] for part in parts]), ports, strict=True)))
 
 
 def _host_name(value: object) -> str:

@@ -100,14 +100,21 @@ class WorkerPool:
 
     def paired(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> bool:
         """Whether workers of either half may be asked for `model`."""
-        if not self._halves:
-            return False
-        roles = {
-            worker.part.role
+        return self._halves and all(
+            self.can_serve(model, exclude, adapter, {role}) for role in (Role.PREFILL, Role.DECODE)
+        )
+
+    def can_serve(
+        self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> bool:
+        """Whether any worker of these roles may be asked."""
+        return any(
+            worker.part.role in roles
+            and worker.usable()
+            and worker not in exclude
+            and self._can(worker, model, adapter)
             for worker in self.workers
-            if worker.usable() and worker not in exclude and self._can(worker, model, adapter)
-        }
-        return {Role.PREFILL, Role.DECODE} <= roles
+        )
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
