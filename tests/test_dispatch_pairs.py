@@ -46,7 +46,7 @@ def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def bench_of(*answers: Answer, **options: Any) -> Bench:
-    return Bench(*answers, **{"workers": 0, "pairs": 2, **options})
+    return Bench(*answers, **{"workers": 0, "pairs": 2, "first_token_timeout": 20.0, **options})
 
 
 def roles(bench: Bench) -> list[str]:
@@ -222,7 +222,7 @@ def test_a_decode_that_fails_after_its_prefill_has_ended_is_at_fault() -> None:
 
 
 def test_a_decode_that_ends_without_an_answer_ends_its_prefill() -> None:
-    bench = bench_of((None,), ())
+    bench = bench_of((None,), (), pairs=1)
     assert isinstance(failure_of(bench), WorkerProtocolError)
     assert bench.transport.streams[1].closes == 1
     assert bench.transport.aborted[0][0].startswith("grpc://p")
@@ -424,7 +424,7 @@ def test_each_gets_its_own_id_of_an_adapter() -> None:
     bench = bench_of((chunk(1),), ())
     for worker in bench.pool.workers:
         if worker.address.endswith("0:1"):
-            worker.adapters = {"lora": Adapter(f"id-at-{worker.address}")}
+            worker.set_adapters({"lora": Adapter(f"id-at-{worker.address}")})
     opened(bench, adapter="lora").close()
     assert [stream.request.lora_id for stream in bench.transport.streams] == ["id-at-d0:1", "id-at-p0:1"]
     parts = [stream.request.disaggregated_params for stream in bench.transport.streams]

@@ -19,7 +19,7 @@ from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
-from wsgi_router.workers.worker import Lease, Worker
+from wsgi_router.workers.worker import Lease
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,8 +59,13 @@ class Companion(Protocol):
     """Another RPC, which works for a choice; see `pairs`. All may be called at any time, and again."""
 
     lease: Lease
-    over: bool
-    """The RPC has ended by itself, before anybody dropped it."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the choice waits for what this is to bring.
+
+        If the choice's own worker tells of a failure then, it has most likely waited in vain for this one.
+        """
 
     def __hash__(self) -> int: ...
 
@@ -96,7 +101,7 @@ class Choice:
         self.blocked = False  # its reader waits for room, so silence is not the worker's
         self.stale = False  # another attempt has taken its place
         self.companion: Companion | None = None
-        self.at_fault = lease.worker  # if it fails
+        self.at_fault = lease  # if it fails
 
     def end_late(self) -> None:
         """The RPC's status did not come in time."""
@@ -121,12 +126,22 @@ class Shared:
     token_timeout: float
     close_timeout: float
 
-    def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
-        """Takes in how an RPC that nobody here has cancelled came to its end."""
+    def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
+        """Takes in how an RPC that nobody here has cancelled came to its end.
+
+        Whether what came before a good end was of any use, its reader can tell.
+        """
         if end is ENDED:
-            self.pool.report(worker, Event.CALL_OK)
-        elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
-            self.pool.report(worker, Event.CALL_UNREACHABLE)
+            self.pool.report(lease.worker, Event.CALL_OK)
+        elif isinstance(end, RpcFailure):
+            if end.code == "UNAVAILABLE":
+                self.pool.report(lease.worker, Event.CALL_UNREACHABLE)
+            self.pool.blame(lease, end.code)
+
+    def note_silence(self, lease: Lease) -> None:
+        """Takes in that a worker was waited for in vain."""
+        self.pool.report(lease.worker, Event.CALL_SILENT)
+        self.pool.blame(lease, "DEADLINE_EXCEEDED")
 
 
 class Queue:
@@ -192,12 +207,14 @@ class Queue:
             if end is ENDED:
                 choice.companion.let_end()
             else:
+                if not silent and choice.companion.awaited and not _is(end, "UNAVAILABLE"):
+                    choice.at_fault = choice.companion.lease
                 choice.companion.drop(silent)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
-                self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+                self.shared.note_silence(choice.lease)
             else:
-                self.shared.note_end(choice.lease.worker, end)
+                self.shared.note_end(choice.at_fault, end)
         self.end(choice, end)
 
     def put(self, choice: Choice, item: Item) -> None:
@@ -274,7 +291,7 @@ class Queue:
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
                 if self.cancel(choice, silence, silent=True):
-                    self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+                    self.shared.note_silence(choice.lease)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 
@@ -304,6 +321,10 @@ class Queue:
             self.cancel(choice)
         self.make_room()
         self.wakeup.set()
+
+
+def _is(end: Ended | RpcFailure, code: str) -> bool:
+    return isinstance(end, RpcFailure) and end.code == code
 
 
 class _Sink:

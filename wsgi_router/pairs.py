@@ -23,7 +23,6 @@ from wsgi_router import runtime
 from wsgi_router.choices import ENDED, Choice, Item, Queue
 from wsgi_router.errors import InvalidRequestError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.roles import Role
 from wsgi_router.workers.transport import Call, GenerateJob, MessageStream, Patience, RpcFailure
@@ -53,18 +52,10 @@ class Legs:
             self.prefill.release()
 
 
-def suspects(choice: Choice, item: Item) -> tuple[Worker, ...]:
-    """Whom a choice's failure may be due to, the likeliest first. `item`: what came of it.
-
-    A decode worker that can tell of a failure, while its prefill worker says nothing, has most likely waited
-    for that one in vain.
-    """
-    companion, answering = choice.companion, choice.lease.worker
-    if companion is None or companion.over or choice.at_fault is not answering:
-        return (choice.at_fault,)
-    if isinstance(item, RpcFailure) and item.code == "UNAVAILABLE":
-        return (answering,)
-    return companion.lease.worker, answering
+def possible(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker]) -> bool:
+    """Whether anybody else may be asked."""
+    paired = not job.scored and pool.paired(job.model, tried, job.adapter)
+    return paired or pool.can_serve(job.model, tried, job.adapter, _REGULAR)
 
 
 def select(
@@ -133,7 +124,8 @@ class Prefill:
     """
 
     __slots__ = (
-        *("_choice", "_dropped", "_first_failure", "_lock", "_needed", "_queue", "_stream", "lease", "over"),
+        *("_choice", "_dropped", "_first_failure", "_gave_up", "_lock", "_needed", "_over", "_queue"),
+        *("_stream", "lease"),
     )
 
     def __init__(
@@ -145,9 +137,15 @@ class Prefill:
         self._first_failure = first_failure
         self._stream: MessageStream | Call | None = None
         self._needed = True  # nothing has come of the choice
-        self.over = False
+        self._over = False
+        self._gave_up = False
         self._dropped = False
         self._lock = runtime.brief_lock()
+
+    @property
+    def awaited(self) -> bool:
+        """See `choices.Companion`."""
+        return self._needed and not self._over and not self._dropped
 
     def start(self, request: bytes, patience: float) -> None:
         """Asks the worker, unless the choice has ended already. What goes wrong is the choice's failure.
@@ -171,7 +169,7 @@ class Prefill:
 
     def _started(self, stream: MessageStream | Call) -> None:
         with self._lock:
-            if not self.over:
+            if not self._over:
                 self._stream = stream
             dropped = self._dropped
         if dropped:
@@ -200,42 +198,45 @@ class Prefill:
     def message(self, message: bytes) -> None:
         """One of the prefill worker's: its token comes from the decode worker, too."""
         if self._first_failure(message) is not None:
+            self._gave_up = True
             self._fail(message)
 
     def ended(self, failure: RpcFailure | None, silent: bool) -> None:
         """The RPC has ended by itself."""
-        shared, worker = self._queue.shared, self.lease.worker
+        shared = self._queue.shared
         with self._lock:
             dropped = self._dropped
-            self.over = not dropped
+            self._over = True
             self._stream = None
         shared.endings.discard(self)
         self.lease.release()
         if dropped:
             return
         if silent:
-            shared.pool.report(worker, Event.CALL_SILENT)
+            shared.note_silence(self.lease)
         else:
-            shared.note_end(worker, ENDED if failure is None else failure)
+            shared.note_end(self.lease, ENDED if failure is None else failure)
         if failure is not None:
             self._fail(failure, silent)
+        elif not self._gave_up:
+            shared.pool.credit(self.lease.worker)
 
     def _fail(self, item: Item, silent: bool = False) -> None:
         """The choice fails with `item`, if it waits for what this was to bring."""
         queue, choice = self._queue, self._choice
         if not self._needed or choice.ended or queue.began(choice):
             return
-        choice.at_fault = self.lease.worker
+        choice.at_fault = self.lease
         if queue.cancel(choice, item) and silent:  # either may have kept the other waiting
-            queue.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+            queue.shared.note_silence(choice.lease)
 
     def let_end(self) -> None:
         """See `choices.Companion`."""
         self._needed = False
         endings = self._queue.shared.endings
-        if not (self.over or self._dropped):
+        if not (self._over or self._dropped):
             endings.add(self, self._queue.shared.close_timeout)
-            if self.over or self._dropped:  # it was faster
+            if self._over or self._dropped:  # it was faster
                 endings.discard(self)
 
     def end_late(self) -> None:
@@ -245,14 +246,14 @@ class Prefill:
     def drop(self, silent: bool = False) -> None:
         """See `choices.Companion`."""
         with self._lock:
-            done = self.over or self._dropped
+            done = self._over or self._dropped
             self._dropped = True
         self.lease.release()
         if done:
             return
         self._queue.shared.endings.discard(self)
         if silent and self._needed:
-            self._queue.shared.pool.report(self.lease.worker, Event.CALL_SILENT)
+            self._queue.shared.note_silence(self.lease)
         self._cancel()
 
     def _cancel(self) -> None:

@@ -95,6 +95,7 @@ def _state(worker: Worker) -> WorkerState:
         model_id=worker.card.name if worker.card else None,
         state=worker.state.value,
         is_healthy=worker.state is State.UP,
+        breaker=worker.phase.value,
         draining=worker.draining,
         role=worker.part.role,
         bootstrap_port=worker.part.bootstrap_port if worker.part.role is Role.PREFILL else None,
