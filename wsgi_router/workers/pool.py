@@ -16,7 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import board, cards, health
-from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase, State
+from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership, parts
 from wsgi_router.workers.policies import Policy, make_policy
@@ -131,6 +131,8 @@ class WorkerPool:
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
+        if not self._cards:
+            self._take_cards(self.workers)
         return list(self._cards.values())
 
     def resolve_model(self, name: str) -> ModelCard:
@@ -138,14 +140,17 @@ class WorkerPool:
 
         With MODEL set all workers serve that name; their own names are understood too.
         """
-        cards = self._cards
-        if not cards:
-            raise NoWorkerError("No worker has answered yet.")
-        card = cards.get(name)
+        card = self._cards.get(name)
         if card is not None:
             return card
+        self._take_cards(self.workers)
+        known = self._cards
+        if not known:
+            raise NoWorkerError("No worker has answered yet.")
+        if name in known:
+            return known[name]
         if any(worker.card is not None and worker.card.name == name for worker in self.workers):
-            return next(iter(cards.values()))
+            return next(iter(known.values()))
         raise ModelNotFoundError(name)
 
     def split_model(self, name: str) -> tuple[ModelCard, str]:
@@ -187,7 +192,7 @@ class WorkerPool:
         if policy is None:
             policy = self._policies.setdefault((model, role), make_policy(self._settings, role))
         stay = near is not None and (near.draining or hints.target or not policy.bounded)
-        if near is not None and stay and near.state is State.UP and near.record.admits():
+        if near is not None and stay and near.record.ready():
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
