@@ -14,6 +14,7 @@ from tests.support.flow import Client, body, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer, FakeStream
 from wsgi_router import runtime
+from wsgi_router.calls import Calls
 from wsgi_router.choices import ENDED
 from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
@@ -429,3 +430,21 @@ def test_each_gets_its_own_id_of_an_adapter() -> None:
     assert [stream.request.lora_id for stream in bench.transport.streams] == ["id-at-d0:1", "id-at-p0:1"]
     parts = [stream.request.disaggregated_params for stream in bench.transport.streams]
     assert parts[0] == parts[1] != pb.DisaggregatedParams()
+
+
+def test_decode_workers_embed_nothing() -> None:
+    bench = bench_of(workers=1)
+    asked: list[str] = []
+
+    def answer(request: bytes, url: str) -> bytes:
+        asked.append(url)
+        return b""
+
+    bench.transport.unary_answers = {"Embed": answer, "GetServerInfo": answer}
+    calls = Calls(bench.pool, bench.transport)
+    for _ in range(6):
+        calls.ask("Embed", b"", 5, "m")
+    assert set(asked) == {"grpc://w0:1", "grpc://p0:1", "grpc://p1:1"}
+    for _ in range(5):
+        calls.ask("GetServerInfo", b"", 5, "m")
+    assert set(asked) == {worker.url for worker in bench.pool.workers}

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.deadlines import Deadlines
-from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
 from wsgi_router.workers.worker import Lease
@@ -207,7 +207,7 @@ class Queue:
             if end is ENDED:
                 choice.companion.let_end()
             else:
-                if not silent and choice.companion.awaited and not _is(end, "UNAVAILABLE"):
+                if not silent and choice.companion.awaited and _told_of_a_fault(end):
                     choice.at_fault = choice.companion.lease
                 choice.companion.drop(silent)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
@@ -323,8 +323,9 @@ class Queue:
         self.wakeup.set()
 
 
-def _is(end: Ended | RpcFailure, code: str) -> bool:
-    return isinstance(end, RpcFailure) and end.code == code
+def _told_of_a_fault(end: Ended | RpcFailure) -> bool:
+    """Whether the worker was there, and something was wrong, but not with the request."""
+    return isinstance(end, RpcFailure) and end.code in FAULTS and end.code != "UNAVAILABLE"
 
 
 class _Sink:

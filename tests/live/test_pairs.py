@@ -150,6 +150,19 @@ def test_answers_of_every_kind(pairs: Pairs) -> None:
         assert (info["cancelled"], info["aborted"], info["failed"]) == (0, 0, 0)
 
 
+def test_log_probabilities_of_the_answer_alone(pairs: Pairs) -> None:
+    url = pairs.router.url
+    logprobs = post(pairs.router, ask("say-text", logprobs=True))["choices"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in logprobs["content"])
+    for path, body, param in (
+        ("/v1/completions", {"model": MODEL, "prompt": "say-text", "echo": True, "logprobs": 1}, "logprobs"),
+        ("/generate", {"text": "x", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
+    ):
+        answer = httpx.post(url + path, json=body, timeout=30)
+        assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+    pairs.assert_idle()
+
+
 def test_a_stop_word_ends_both(pairs: Pairs) -> None:
     for streaming in (False, True):
         body = ask("say-stop", stop=["STOP"])

@@ -290,7 +290,7 @@ class WorkerPool:
                 worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             self._take_cards(self.workers)
             asked = all(worker.record.asked for worker in self.workers)
-            if asked or any(worker.available() for worker in self.workers):
+            if asked or (any(worker.available() for worker in self.workers) and self.usable()):
                 self._told.set()
             self._wakeup.wait(pause if asked else min(pause, _QUICK_SECONDS))
 
