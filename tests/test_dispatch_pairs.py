@@ -310,6 +310,15 @@ def test_a_stop_word_ends_what_is_open() -> None:
     generation.close()
 
 
+def test_a_choice_that_ends_early_lets_its_prefill_end_too() -> None:
+    bench = bench_of((chunk(1),), (), (), (), close_timeout=0.2)
+    generation = bench.open(choices=2)
+    generation.finish(1, cancel=False)  # nothing has come of it
+    later = bench.transport.streams[2:]
+    wait_until(lambda: [stream.closes for stream in later] == [1, 1])
+    generation.close()
+
+
 def test_a_client_that_leaves_before_anything_came() -> None:
     bench = bench_of((), ())
     client = Client()

@@ -96,7 +96,7 @@ def ends_scenario(prefill: int, met: int, decode: int, count: int) -> None:
     wait_until(lambda: not running, 60)
     gc.collect()
     wait_until(lambda: flow.in_flight() == 0, 10, repr(flow.pool))
-    flow.assert_idle(5)
+    flow.assert_idle(15)  # less than a half waits for the other
     assert "waiters=0" in repr(runtime.drain)
     assert not strange, strange
     for place in range(2):

@@ -309,6 +309,8 @@ class Queue:
     def let_end(self, choice: Choice) -> None:
         """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
         if self.end(choice):
+            if choice.companion is not None:
+                choice.companion.let_end()
             self.shared.endings.add(choice, self.shared.close_timeout)
             if choice.stream is None:  # the status was faster
                 self.shared.endings.discard(choice)

@@ -205,11 +205,11 @@ class Generation:
             dispatcher.start_others(self, opening, choice)
             return True
         choice.stale = True
-        self._queue.let_end(choice)
         if companion is not None:
             if companion.awaited:
                 choice.at_fault = companion.lease
             companion.drop()
+        self._queue.let_end(choice)
         at_fault = choice.at_fault
         if not isinstance(item, RpcFailure):  # else it has been told
             self._leases.pop(choice.index, None)
