@@ -37,7 +37,7 @@ def _close_pools() -> Iterator[None]:
     for pool in pools:
         pool.close()
     # A probe that is still under way would speak into the next test's log.
-    wait_until(lambda: not any(pool._probing for pool in pools), what="no probe under way")
+    wait_until(lambda: not any(pool._prober.under_way for pool in pools), what="no probe under way")
 
 
 class SlowTransport(FakeTransport):
@@ -413,7 +413,7 @@ def test_a_draining_worker_is_not_taken_for_one_that_was_started_anew() -> None:
     worker = pool.workers[0]
     pool.membership.drain(A, True)
     pool.follow()
-    worker.adapters = {"sql": Adapter("0a")}
+    worker.set_adapters({"sql": Adapter("0a")})
     probes = len(transport.probes)
     wait_until(lambda: len(transport.probes) > probes + 2)
     assert worker.adapters == {"sql": Adapter("0a")}
