@@ -82,7 +82,9 @@ def test_an_unreachable_worker_is_passed_over_until_it_answers() -> None:
     wait_until(lambda: bad.state is State.DOWN)
 
 
-@pytest.mark.parametrize(("settings", "attempts"), [({}, 3), ({"retry_attempts": 2}, 2), ({"retry_budget": 0}, 1)])
+@pytest.mark.parametrize(
+    ("settings", "attempts"), [({}, 3), ({"retry_attempts": 2}, 2), ({"retry_budget": 0}, 1)]
+)
 def test_so_many_failures_are_the_end(settings: dict[str, Any], attempts: int) -> None:
     bench = Bench(*[(ABORT, None)] * 4, (chunk(1), None), workers=5, **settings)
     with pytest.raises(WorkerAbortError):

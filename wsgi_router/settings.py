@@ -352,7 +352,7 @@ class Settings:
     retry_attempts: int = _row(
         3,
         _integer(1, 16),
-        "Most workers that a request is sent to, one after the other, if it fails at once.",
+        "Most workers that a request is sent to, one after the other, while it fails before its first token.",
     )
     retry_budget: float = _row(
         0.2,
