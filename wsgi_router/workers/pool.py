@@ -57,6 +57,7 @@ class WorkerPool:
         """The rules by which requests go to other workers."""
         self._prober = Prober(transport, settings, self._board.leads, self._take_answer, self._wake)
         self._phases: dict[Worker, Phase] = {}
+        self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         self.membership = Membership(settings.workers, self._board, settings.workers_file)
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
@@ -313,6 +314,7 @@ class WorkerPool:
         for worker in idle:
             self._prober.forget(worker)
             self._phases.pop(worker, None)
+            self._unread.discard(worker)
             worker.close()
             self._transport.forget(worker)
             _LOG.info("worker %s is served no more", worker.url)
@@ -334,8 +336,11 @@ class WorkerPool:
         for worker in workers:
             try:
                 self._shared_cards.take(worker)
-            except (OSError, DecodeError) as error:  # it is tried again
-                _LOG.error("what worker %s serves cannot be read: %s", worker.url, error)
+                self._unread.discard(worker)
+            except (OSError, DecodeError) as error:  # it is tried again and again
+                if worker not in self._unread:
+                    self._unread.add(worker)
+                    _LOG.error("what worker %s serves cannot be read: %s", worker.url, error)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"
