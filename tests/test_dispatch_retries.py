@@ -1,4 +1,4 @@
-"""Requests that fail before their first event, workers that fail in a row, and requests that take too long."""
+"""Requests that fail before their first event, workers that fail in a row, requests that take too long."""
 
 from __future__ import annotations
 
@@ -113,6 +113,11 @@ def fail(bench: Bench, number: int) -> None:
             bench.open().close()
 
 
+def phase_of(bench: Bench) -> Phase:
+    """That of the first worker's breaker."""
+    return bench.pool.workers[0].phase
+
+
 def answered(bench: Bench) -> None:
     """A request that is answered well."""
     generation = bench.open()
@@ -161,9 +166,9 @@ def test_refusals_count_in_no_way(refusal: str) -> None:
     answers: list[Answer] = [(INTERNAL,), (RpcFailure(refusal),), (INTERNAL,), (INTERNAL,)]
     bench = Bench(*answers, workers=1, breaker_failures=3)
     fail(bench, 3)
-    assert bench.pool.workers[0].phase is Phase.CLOSED
+    assert phase_of(bench) is Phase.CLOSED
     fail(bench, 1)
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
 
 
 def test_a_client_that_leaves_counts_in_no_way() -> None:
@@ -175,9 +180,9 @@ def test_a_client_that_leaves_counts_in_no_way() -> None:
     with pytest.raises(ClientGone):
         bench.open(client=client.watch)
     fail(bench, 1)
-    assert bench.pool.workers[0].phase is Phase.CLOSED
+    assert phase_of(bench) is Phase.CLOSED
     fail(bench, 1)
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
 
 
 def test_a_failure_in_the_midst_of_a_stream_counts() -> None:
@@ -186,7 +191,7 @@ def test_a_failure_in_the_midst_of_a_stream_counts() -> None:
         generation = bench.open()
         collect(generation)
         generation.close()
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
 
 
 def test_a_worker_that_falls_silent_has_failed() -> None:
@@ -194,7 +199,7 @@ def test_a_worker_that_falls_silent_has_failed() -> None:
     fail(bench, 1)
     wait_until(lambda: bench.pool.workers[0].state is State.UP)
     fail(bench, 1)
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
 
 
 def test_a_good_answer_ends_a_row() -> None:
@@ -203,7 +208,7 @@ def test_a_good_answer_ends_a_row() -> None:
     fail(bench, 2)
     answered(bench)
     fail(bench, 2)
-    assert bench.pool.workers[0].phase is Phase.CLOSED
+    assert phase_of(bench) is Phase.CLOSED
 
 
 def test_all_that_a_lost_connection_ends_is_one_failure() -> None:
@@ -214,7 +219,7 @@ def test_all_that_a_lost_connection_ends_is_one_failure() -> None:
     for generation in generations:
         collect(generation)
         generation.close()
-    assert bench.pool.workers[0].phase is Phase.CLOSED
+    assert phase_of(bench) is Phase.CLOSED
     assert bench.pool.workers[0].record._breaker().failures == 1
     wait_until(bench.pool.workers[0].available)
     generation = bench.open()  # begun after it
@@ -227,7 +232,7 @@ def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     bench = Bench(*[(ABORT, None)] * 4, workers=2, breaker_failures=2, breaker_seconds=0.5, retry_attempts=1)
     one, other = bench.pool.workers
     fail(bench, 4)
-    assert one.phase is other.phase is Phase.OPEN
+    assert {one.phase, other.phase} == {Phase.OPEN}
     fail(bench, 1)
     assert len(bench.transport.streams) == 4
     wait_until(lambda: one.phase is Phase.HALF_OPEN)
@@ -240,16 +245,16 @@ def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     for generation in held:
         generation.finish(0, cancel=True)  # a stop word has come
         generation.close()
-    assert one.phase is other.phase is Phase.CLOSED
+    assert {one.phase, other.phase} == {Phase.CLOSED}
     assert one.record._on_trial() == other.record._on_trial() == 0
 
 
 def test_one_failure_on_trial_opens_it_again() -> None:
     bench = Bench(*[(INTERNAL,)] * 2, workers=1, breaker_failures=1, breaker_seconds=0.3)
     fail(bench, 1)
-    wait_until(lambda: bench.pool.workers[0].phase is Phase.HALF_OPEN)
+    wait_until(lambda: phase_of(bench) is Phase.HALF_OPEN)
     fail(bench, 1)
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
     assert bench.pool.workers[0].record._on_trial() == 0
 
 
@@ -277,12 +282,12 @@ def test_embeddings_count_too() -> None:
     for method in ("GetServerInfo", "GetServerInfo", "Embed"):
         with pytest.raises(UpstreamError):
             calls.ask(method, b"", 5, "m")
-    assert bench.pool.workers[0].phase is Phase.CLOSED
+    assert phase_of(bench) is Phase.CLOSED
     bench.transport.unary_answers["GetServerInfo"] = b""
     calls.ask("GetServerInfo", b"", 5, "m")  # that is no answer to a request
     with pytest.raises(UpstreamError):
         calls.ask("Embed", b"", 5, "m")
-    assert bench.pool.workers[0].phase is Phase.OPEN
+    assert phase_of(bench) is Phase.OPEN
 
 
 def late(bench: Bench, seconds: float) -> Callable[[], Generation]:

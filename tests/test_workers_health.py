@@ -32,7 +32,7 @@ def records(folder: Path, count: int, limits: Limits | None = None) -> tuple[Hea
 
 def test_a_state_is_that_of_all_and_one_alone_has_changed_it(tmp_path: Path) -> None:
     _, (one, other) = records(tmp_path, 2)
-    assert one.state is other.state is State.UNKNOWN
+    assert {one.state, other.state} == {State.UNKNOWN}
     assert one.note(Event.PROBE_OK)
     assert not other.note(Event.PROBE_OK)
     assert other.state is State.UP
@@ -75,7 +75,7 @@ def test_a_few_requests_at_a_time_are_let_through_on_trial(tmp_path: Path) -> No
     assert not one.begin_trial()
     assert one.fail() is Phase.OPEN
     time.sleep(0.06)
-    assert one.phase is Phase.HALF_OPEN
+    assert {one.phase} == {Phase.HALF_OPEN}
     assert [record.begin_trial() for record in (one, other, other)] == [True] * 3
     assert not one.admits()
     other.end_trial()
@@ -100,7 +100,7 @@ def test_a_worker_that_was_down_and_is_up_again_is_on_trial(tmp_path: Path) -> N
     one.fail()
     for event in (Event.CALL_UNREACHABLE, Event.PROBE_OK):  # it was never down
         one.note(event)
-    assert other.phase is Phase.OPEN
+    assert {other.phase} == {Phase.OPEN}
     for event in (Event.PROBE_FAILED, Event.PROBE_OK):
         one.note(event)
     assert other.phase is Phase.HALF_OPEN

@@ -135,9 +135,11 @@ def test_a_card_that_cannot_be_read_is_tried_again(
     second, _ = made.start()
     assert second.models() == []
     for file, content in zip(files, kept, strict=True):
-        file.write_bytes(content)
-    wait_until(lambda: len(second.models()) == 1)
-    wait_until(lambda: len(second.candidates("m")) == 2)
+        whole = tmp_path / "whole"
+        whole.write_bytes(content)
+        whole.replace(file)
+    wait_until(lambda: all(worker.card for worker in second.workers))
+    assert len(second.candidates("m")) == 2
 
 
 def test_another_process_follows_the_one_that_led(server: MakeServer) -> None:
