@@ -309,9 +309,9 @@ class Dispatcher:
             patience = self._first_token_timeout if streamed else self._answer_timeout
         now = time.monotonic()
         deadline = now + patience
-        self._retries.count(len(jobs), now)
         generation = Generation(self, client, answer, until)
         generation.choices = sum(job.choices for job in jobs)
+        self._retries.count(generation.choices, now)
         try:
             generation._look(now)
             for number, job in enumerate(jobs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
@@ -64,7 +65,12 @@ def test_an_unwell_engine_is_found_and_tried_again(worker: Worker) -> None:
 
 
 def test_a_breaker_opens_for_all_processes(worker: Worker) -> None:
-    waits = {"breaker_failures": "4", "breaker_seconds": "2", "breaker_successes": "2", "admin_key": "k"}
+    waits: dict[str, Any] = {
+        "breaker_failures": "4",
+        "breaker_seconds": "2",
+        "breaker_successes": "2",
+        "admin_key": "k",
+    }
     with Router(worker.url, processes=PROCESSES, **waits) as router:
         router.wait_serving()
         for _ in range(4):  # each on a connection of its own, so that the processes take turns

@@ -19,6 +19,7 @@ from wsgi_router.workers.breaker import Breaker, Event, Limits, Phase, State, af
 _CELL: Final = 8
 _STATES: Final = tuple(State)
 _CODES: Final = {state: code for code, state in enumerate(_STATES)}
+_UP: Final = _CODES[State.UP]
 _STATE: Final = 0
 _LIFE: Final = 1
 _CARD: Final = 2
@@ -150,12 +151,18 @@ class Record:
     @property
     def phase(self) -> Phase:
         """That of the breaker."""
-        return phase(self._get(_UNTIL), _now())
+        until = self._cells[self._start + _UNTIL]
+        return phase(until, _now()) if until else Phase.CLOSED
 
     @property
     def closed_for(self) -> float:
         """Seconds until a request may be tried again; 0 if it may."""
         return max(self._get(_UNTIL) - _now(), 0) / 1000
+
+    def ready(self) -> bool:
+        """Whether the worker is up, and its breaker lets one more request through."""
+        cells, start = self._cells, self._start
+        return cells[start + _STATE] == _UP and (not cells[start + _UNTIL] or self.admits())
 
     def admits(self) -> bool:
         """Whether the breaker lets one more request through."""

@@ -155,7 +155,7 @@ class WorkerPool:
         if policy is None:
             policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
         stay = near is not None and (near.draining or hints.target or not policy.bounded)
-        if near is not None and stay and near.state is State.UP and near.record.admits():
+        if near is not None and stay and near.record.ready():
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()

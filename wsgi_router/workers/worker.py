@@ -130,7 +130,7 @@ class Worker:
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
-        return self.record.state is State.UP and not self.draining and self.record.admits()
+        return not self.draining and self.record.ready()
 
     def usable(self) -> bool:
         """Whether it may be chosen if need be."""
