@@ -357,7 +357,7 @@ class Settings:
     retry_budget: float = _row(
         0.2,
         _share,
-        "Most such repetitions for each answer begun in the last seconds, besides ten a second; 0: none at all.",
+        "Most such repetitions for each answer begun of late, besides ten a second; 0: none at all.",
     )
     max_body_bytes: int = _row(64 * 2**20, _integer(1024, 2**31 - 1), "Largest request body; beyond it 413.")
     body_timeout: float = _row(

@@ -16,7 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import board, cards, health
-from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase, State
+from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership
 from wsgi_router.workers.policies import POLICIES, Policy
