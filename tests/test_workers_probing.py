@@ -121,6 +121,19 @@ def test_a_card_that_changes_is_known_to_all(server: MakeServer) -> None:
     assert [worker.url for worker in second.candidates("other")] == [B]
 
 
+def test_a_process_need_not_look_to_know_what_was_just_told(server: MakeServer) -> None:
+    """Between two looks of its own it may be asked for a model that another process has just heard of."""
+    made = server(health_interval=100)
+    first, _ = made.start()
+    wait_until(lambda: up(first) == [A, B])
+    made.leaders.clear()
+    second, _ = made.start()
+    second._closed = True  # it looks no more
+    first._take_answer(first.workers[1], info("other").SerializeToString())
+    assert second.resolve_model("other").name == "other"
+    assert second.workers[1].card_number == 2
+
+
 def test_a_card_that_cannot_be_read_is_tried_again(
     server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,10 +97,12 @@ class WorkerPool:
 
     def usable(self) -> bool:
         """Whether any worker may be asked, now or as soon as others on trial have ended."""
-        return any(worker.closed_for() == 0 for worker in self.workers)
+        return any(worker.card is not None and worker.closed_for() == 0 for worker in self.workers)
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
+        if not self._cards:
+            self._take_cards(self.workers)
         return list(self._cards.values())
 
     def resolve_model(self, name: str) -> ModelCard:
@@ -108,14 +110,17 @@ class WorkerPool:
 
         With MODEL set all workers serve that name; their own names are understood too.
         """
-        cards = self._cards
-        if not cards:
-            raise NoWorkerError("No worker has answered yet.")
-        card = cards.get(name)
+        card = self._cards.get(name)
         if card is not None:
             return card
+        self._take_cards(self.workers)
+        known = self._cards
+        if not known:
+            raise NoWorkerError("No worker has answered yet.")
+        if name in known:
+            return known[name]
         if any(worker.card is not None and worker.card.name == name for worker in self.workers):
-            return next(iter(cards.values()))
+            return next(iter(known.values()))
         raise ModelNotFoundError(name)
 
     def split_model(self, name: str) -> tuple[ModelCard, str]:
