@@ -18,6 +18,8 @@ class ClientWatch:
     elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
     """
 
+    __slots__ = ("_next_look", "_socket", "_subscriber", "_watcher", "gone", "poll_seconds")
+
     def __init__(self, environ: Mapping[str, Any]) -> None:
         self.gone = False
         self.poll_seconds: float | None = None

@@ -7,8 +7,8 @@ core can send the chunks itself, from its own thread, and Python has nothing to 
 writes the head, the first piece and the end. Nothing is lent under TLS, HTTP/2, HTTP/1.0 or HEAD, where
 middleware has wrapped the answer, or when gunicorn's response does not look as expected.
 
-A whole answer is sent together with its head, which gunicorn sends apart: one call of the system, and one
-packet, in place of two.
+A whole answer, and the first piece of a streamed one, is sent together with its head, which gunicorn sends
+apart: one call of the system, and one packet, in place of two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SocketLoan:
 
 
 class _Joining:
-    """A socket for a response of two parts, its head and its body, which are sent together."""
+    """A socket for a response whose head and first piece, which follows at once, are sent together."""
 
     __slots__ = ("_head", "_socket")
 
@@ -91,6 +91,7 @@ def offering(application: Application) -> Application:
             response = _response(start_response)
             if response is not None and response.chunked:
                 answer.offer(SocketLoan(response))
+                response.sock = _Joining(response.sock)
         elif type(answer) is list and len(answer) == 1 and len(answer[0]) <= _JOINED_BYTES:
             response = _response(start_response)
             if response is not None and _is_whole(response, answer[0]):
