@@ -74,6 +74,35 @@ def keep_settings(configuration: Any) -> None:
     vars(configuration).update({name: setting.get() for name, setting in settings.items()})
 
 
+class _ErrorStream:
+    """`wsgi.errors`, for all requests: looks for where errors go when there is one."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+
+    def write(self, text: str) -> None:
+        self._find().write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Each line is written at once."""
+
+
+def share_error_stream(configuration: Any) -> None:
+    """One `wsgi.errors` for all requests; gunicorn makes one for each, and asks `logging` under its lock."""
+    from gunicorn.http import wsgi
+
+    make = getattr(wsgi, "WSGIErrorsWrapper", None)
+    if make is not None:
+        stream = _ErrorStream(lambda: make(configuration))
+        wsgi.WSGIErrorsWrapper = lambda _configuration: stream
+
+
 def lend_sockets(worker: Any) -> None:
     """From now on streamed answers of gunicorn's `worker` may write to their sockets themselves."""
     from gunicorn.workers.base_async import AsyncWorker
