@@ -205,6 +205,8 @@ class Generation:
             worker.proved = time.monotonic()
             del self._opening[choice.index]
             dispatcher.start_others(self, opening, worker)
+            if not self._opening:
+                self._opening.clear()  # gives its memory back
             return True
         choice.stale = True
         self._queue.let_end(choice)
