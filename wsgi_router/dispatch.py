@@ -79,7 +79,14 @@ class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
     __slots__ = (
-        *("_again", "_client", "_deadline", "_dispatcher", "_leases", "_opening", "_queue", "answer"),
+        "_again",
+        "_client",
+        "_deadline",
+        "_dispatcher",
+        "_leases",
+        "_opening",
+        "_queue",
+        "answer",
         "choices",
     )
 

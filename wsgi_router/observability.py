@@ -295,8 +295,19 @@ class RequestRecord:
     """What becomes of one request: counted in flight when made, and logged and counted once, by `finish`."""
 
     __slots__ = (
-        *("_finished", "_first_token", "_is_probe", "_label", "_started", "deferred", "method", "model"),
-        *("outcome", "request_id", "route", "stats", "status"),
+        "_finished",
+        "_first_token",
+        "_is_probe",
+        "_label",
+        "deferred",
+        "method",
+        "model",
+        "outcome",
+        "request_id",
+        "route",
+        "started",
+        "stats",
+        "status",
     )
 
     def __init__(self, method: str, route: str, request_id: str) -> None:
