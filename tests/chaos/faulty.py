@@ -75,7 +75,9 @@ FAULTS: Final = (
     Fault("no protobuf", _garbled),
     Fault("a message of 4 GB", lambda at: data(at.stream, b"\0\xff\xff\xff\xff" + b"x" * 1000)),
     Fault("a message said to be compressed", lambda at: data(at.stream, b"\1" + at.payload[1:])),
-    Fault("a message cut short", lambda at: data(at.stream, at.payload[:-1]) + frame(DATA, 1, at.stream, b"")),
+    Fault(
+        "a message cut short", lambda at: data(at.stream, at.payload[:-1]) + frame(DATA, 1, at.stream, b"")
+    ),
     Fault("no HTTP/2", lambda _: b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"),
     Fault("zeros", lambda _: bytes(4096)),
     Fault("a huge frame", lambda at: b"\xff\xff\xff" + data(at.stream, bytes(70_000))[3:]),

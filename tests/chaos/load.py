@@ -77,7 +77,9 @@ class Connection:
     async def open(cls, port: int) -> Self:
         return cls(*await asyncio.open_connection("127.0.0.1", port, limit=_LINE))
 
-    async def ask(self, ask: Ask, keep_alive: bool = False, begun: Callable[[], None] | None = None) -> Outcome:
+    async def ask(
+        self, ask: Ask, keep_alive: bool = False, begun: Callable[[], None] | None = None
+    ) -> Outcome:
         """`begun` is called at the answer's first byte."""
         self.usable = False
         try:
@@ -234,7 +236,9 @@ def counted(outcomes: Iterable[Outcome]) -> Counter[str]:
     return Counter(outcome.kind for outcome in outcomes)
 
 
-def check(outcomes: Sequence[Outcome], allowed: Iterable[str] = (), killed: Iterable[int] = ()) -> Counter[str]:
+def check(
+    outcomes: Sequence[Outcome], allowed: Iterable[str] = (), killed: Iterable[int] = ()
+) -> Counter[str]:
     """Fails for an outcome other than DONE and those allowed; cut may be who was served by a killed process.
 
     `killed`: the clients' ports. Returns the counts.

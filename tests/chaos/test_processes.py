@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import time
@@ -14,8 +13,8 @@ import openai
 import psutil
 import pytest
 
-from tests.chaos.conftest import LONG, MODEL, SEED, router, simulator, wait_up
-from tests.chaos.load import CUT, EVENT, Ask, Load, Outcome, check, counted
+from tests.chaos.conftest import LONG, MODEL, SEED, router, simulator
+from tests.chaos.load import CUT, EVENT, Ask, Load, check, counted
 from tests.support.processes import Router, Worker, wait_until
 from tests.support.watch import Watch
 
@@ -186,6 +185,9 @@ def test_sdks_see_nothing_of_reloads(workers: tuple[Worker, Worker]) -> None:
 def _complete(client: openai.OpenAI) -> None:
     words = [{"role": "user", "content": "hello"}]
     with client.chat.completions.create(
-        model=MODEL, messages=words, max_tokens=3, stream=True  # type: ignore[arg-type]
+        model=MODEL,
+        messages=words,
+        max_tokens=3,
+        stream=True,  # type: ignore[arg-type]
     ) as stream:
         assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
