@@ -160,13 +160,19 @@ def _whole(ask: Ask, usage: dict[str, Any], finish: str) -> tuple[str, str]:
 
 
 class Load:
-    """`clients` clients that ask one after the other, each with `ask(its own random numbers)`, until `stop`.
+    """`clients` clients that ask again and again, each with `ask(its own random numbers)`, until `stop`; or `once`.
 
     Every fourth keeps its connection for all its requests, as SDKs do, and opens another when told to.
     """
 
     def __init__(
-        self, port: int, clients: int, ask: Callable[[random.Random], Ask], seed: int = 0, pause: float = 0.0
+        self,
+        port: int,
+        clients: int,
+        ask: Callable[[random.Random], Ask],
+        seed: int = 0,
+        pause: float = 0.0,
+        once: bool = False,
     ) -> None:
         self.port = port
         self.clients = clients
@@ -176,6 +182,7 @@ class Load:
         self._ask = ask
         self._seed = seed
         self._pause = pause
+        self._once = once
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
@@ -224,6 +231,8 @@ class Load:
             kept = connection if keep and connection.usable else None
             if kept is None:
                 await connection.close()
+            if self._once:
+                break
             await asyncio.sleep(self._pause * rng.random())
         if kept is not None:
             await kept.close()

@@ -16,7 +16,8 @@ import pytest
 from tests.chaos.conftest import HASTY, LONG, SEED, router, simulator, wait_up
 from tests.chaos.faulty import FAULTS, FaultyWorker
 from tests.chaos.load import DONE, EVENT, STATUS, Ask, Load, check, counted
-from tests.support.processes import Router, Worker, wait_until
+from tests.chaos.processes import start_again
+from tests.support.processes import Router, Worker, free_port, wait_until
 from tests.support.watch import Watch
 
 FAILURES = (EVENT, STATUS)
@@ -130,8 +131,8 @@ def test_workers_killed_and_frozen_in_turn(transport: str) -> None:
     rng = random.Random(SEED)
     with (
         simulator() as good,
-        simulator() as first,
-        simulator() as second,
+        simulator(port=free_port()) as first,
+        simulator(port=free_port()) as second,
         router(good.url, first.url, second.url, transport=transport, **HASTY) as server,
     ):
         wait_up(server, 3)
@@ -141,17 +142,15 @@ def test_workers_killed_and_frozen_in_turn(transport: str) -> None:
         watch = Watch(server, (good, first, second))
         before = watch.settled()
         mortals = [first, second]
-        with contextlib.ExitStack() as born, Load(server.port, 32, asking, SEED, pause=0.05) as load:
+        with Load(server.port, 32, asking, SEED, pause=0.05) as load:
             for turn in range(8 if LONG else 2):
                 rng.shuffle(mortals)
                 load.wait_begun(20)
                 mortals[0].send(signal.SIGSTOP)
-                port = mortals[1].port
                 mortals[1].kill()
                 load.wait_for(60)
                 mortals[0].send(signal.SIGCONT)
-                mortals[1] = born.enter_context(simulator(port=port))
-                watch.workers = (good, *mortals)
+                start_again(mortals[1])
                 wait_up(server, 3)
                 load.wait_for(30)
                 print(turn, counted(load.outcomes))
