@@ -6,8 +6,11 @@ does so; CHAOS_SEED decides what happens when.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
+import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -17,6 +20,7 @@ from tests.support.processes import QWEN3, Router, Worker, wait_until
 MODEL: Final = "qwen3-sim"
 SECONDS: Final = float(os.environ.get("CHAOS_SECONDS", "0"))
 LONG: Final = SECONDS > 0
+TRANSPORTS: Final = ("native", "grpcio") if LONG else ("native",)
 _SEED: Final = os.environ.get("CHAOS_SEED", "0")
 SEED: Final = random.randrange(2**32) if _SEED == "random" else int(_SEED)
 
@@ -24,7 +28,7 @@ WATCHED: Final = ("tests.soak.watched:application",)
 HASTY: Final[dict[str, Any]] = {
     "first_token_timeout": "10",
     "token_timeout": "5",
-    "answer_timeout": "60",
+    "answer_timeout": "20",
     "health_timeout": "2",
     "health_interval": "0.3",
 }
@@ -35,6 +39,15 @@ machine may need them."""
 @pytest.fixture(autouse=True)
 def _say_the_seed() -> None:
     print(f"CHAOS_SECONDS={SECONDS:g} CHAOS_SEED={SEED}")
+
+
+def rounds(least: int) -> Iterator[int]:
+    """Numbers from 0: so many at least, and until CHAOS_SECONDS are over."""
+    end = time.monotonic() + SECONDS
+    for number in itertools.count():
+        if number >= least and time.monotonic() >= end:
+            return
+        yield number
 
 
 def simulator(*flags: str, port: int = 0) -> Worker:

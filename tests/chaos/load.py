@@ -160,7 +160,7 @@ def _whole(ask: Ask, usage: dict[str, Any], finish: str) -> tuple[str, str]:
 
 
 class Load:
-    """`clients` clients that ask again and again, each with `ask(its own random numbers)`, until `stop`; or `once`.
+    """`clients` clients that ask again and again, each with `ask(its own random numbers)`, or `once`.
 
     Every fourth keeps its connection for all its requests, as SDKs do, and opens another when told to.
     """

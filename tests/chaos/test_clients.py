@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from tests.chaos.clients import leave, opened
-from tests.chaos.conftest import LONG, SEED, router, simulator, wait_up
+from tests.chaos.conftest import LONG, SEED, TRANSPORTS, rounds, router, simulator, wait_up
 from tests.chaos.load import Ask, Connection, Load, Outcome, all_at_once, check
 from tests.support.processes import Router, Worker, wait_until
 from tests.support.watch import Watch
@@ -43,7 +43,7 @@ class Bench:
         return sum(process.memory_info().rss for process in self.server.processes())
 
 
-@pytest.fixture(scope="module", params=["native", "grpcio"])
+@pytest.fixture(scope="module", params=TRANSPORTS)
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     flags = (
         "--itl-ms",
@@ -61,7 +61,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
 def test_clients_that_leave(bench: Bench) -> None:
     """At every moment: with a FIN or a reset, in the request, before the answer, in the middle of it."""
     rng = random.Random(SEED)
-    for _ in range(20 if LONG else 2):
+    for _ in rounds(2):
         leave(bench.server, rng, 100, Ask(tokens=2000))
         bench.watch.settled()
     bench.watch.check(bench.before)
@@ -122,7 +122,7 @@ def flood(request: pytest.FixtureRequest) -> Iterator[Flood]:
 
 def test_clients_that_never_read_hold_their_workers_back(flood: Flood) -> None:
     """The worker stops, the router's memory stays; others are served, by the same worker, as ever."""
-    clients, tokens = (32, 3_000_000) if LONG else (3, 2_000_000)
+    clients, tokens = (32, 3_000_000) if LONG else (2, 2_000_000)
     wire = Ask(tokens=tokens).wire()
     before = flood.resident()
     with contextlib.ExitStack() as held:

@@ -13,14 +13,14 @@ import openai
 import psutil
 import pytest
 
-from tests.chaos.conftest import LONG, MODEL, SEED, router, simulator
+from tests.chaos.conftest import LONG, MODEL, SEED, TRANSPORTS, rounds, router, simulator
 from tests.chaos.load import CUT, Ask, Load, check, counted
 from tests.chaos.processes import kill, reload, stop
 from tests.support.processes import Worker, wait_until
 from tests.support.watch import Watch
 
 STREAMS = 200 if LONG else 60
-RELOADS = 50 if LONG else 4
+RELOADS = 50 if LONG else 3
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_recycled_processes_lose_nothing(workers: tuple[Worker, Worker]) -> None
         assert "Traceback" not in server.output(), server.output()[-4000:]
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"] if LONG else ["native"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_killed_processes_take_their_own_requests_alone(
     workers: tuple[Worker, Worker], transport: str
 ) -> None:
@@ -95,7 +95,7 @@ def test_killed_processes_take_their_own_requests_alone(
         before = watch.settled()
         ports: set[int] = set()
         with Load(server.port, STREAMS, asking, SEED) as load:
-            for _ in range(20 if LONG else 3):
+            for _ in rounds(2):
                 load.wait_begun(STREAMS // 2)
                 with contextlib.suppress(psutil.NoSuchProcess):
                     ports |= kill(rng.choice(server.processes()))
@@ -150,7 +150,7 @@ def test_sdks_see_nothing_of_reloads(workers: tuple[Worker, Worker]) -> None:
             openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
             httpx.Client(base_url=server.url, timeout=60) as plain,
         ):
-            for _ in range(10 if LONG else 2):
+            for _ in range(10 if LONG else 1):
                 server.send(signal.SIGHUP)
                 old = {process.pid for process in server.processes()}
                 end = time.monotonic() + 60

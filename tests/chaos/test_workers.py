@@ -7,13 +7,14 @@ internal error. Afterwards nothing is left of it anywhere.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import signal
 from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.conftest import HASTY, LONG, SEED, router, simulator, wait_up
+from tests.chaos.conftest import HASTY, LONG, SEED, TRANSPORTS, rounds, router, simulator, wait_up
 from tests.chaos.faulty import FAULTS, FaultyWorker
 from tests.chaos.load import DONE, EVENT, STATUS, Ask, Load, check, counted
 from tests.chaos.processes import start_again
@@ -21,6 +22,7 @@ from tests.support.processes import Router, Worker, free_port, wait_until
 from tests.support.watch import Watch
 
 FAILURES = (EVENT, STATUS)
+BOTH = ("native", "grpcio")
 SHORT_GRPCIO = (
     "reset in a frame",
     "no protobuf",
@@ -79,12 +81,12 @@ def bench(request: pytest.FixtureRequest, transport: str) -> Bench:
     return found
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", BOTH)
 def test_nonsense_on_the_wire(bench: Bench, transport: str) -> None:
     """One fault after the other, each in the middle of the traffic of two workers."""
     faults = [fault for fault in FAULTS if LONG or transport == "native" or fault.name in SHORT_GRPCIO]
     with bench.load() as load:
-        for fault in faults * (3 if LONG else 1):
+        for fault in itertools.chain.from_iterable(faults for _ in rounds(1)):
             seen = len(load.outcomes)
             load.wait_begun(2)
             bench.faulty.set(fault)
@@ -100,19 +102,19 @@ def test_nonsense_on_the_wire(bench: Bench, transport: str) -> None:
     bench.watch.check(bench.before)
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_worker_that_refuses_connections(bench: Bench) -> None:
     with bench.load() as load:
         load.wait_begun(12)
         bench.faulty.refuse()
-        load.wait_for(60)
+        load.wait_for(36)
         bench.faulty.listen()
         wait_up(bench.router, 2)
     check(load.outcomes, FAILURES)
     bench.watch.check(bench.before)
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_worker_whose_bytes_trickle(bench: Bench) -> None:
     """Slow is no fault: every answer is whole."""
     bench.faulty.set(None, slow=True)
@@ -125,7 +127,7 @@ def test_a_worker_whose_bytes_trickle(bench: Bench) -> None:
     bench.watch.check(bench.before)
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_workers_killed_and_frozen_in_turn(transport: str) -> None:
     """Of three workers one is always there; the others die, come back, freeze and thaw."""
     rng = random.Random(SEED)
@@ -143,7 +145,7 @@ def test_workers_killed_and_frozen_in_turn(transport: str) -> None:
         before = watch.settled()
         mortals = [first, second]
         with Load(server.port, 32, asking, SEED, pause=0.05) as load:
-            for turn in range(8 if LONG else 2):
+            for turn in rounds(1):
                 rng.shuffle(mortals)
                 load.wait_begun(20)
                 mortals[0].send(signal.SIGSTOP)
