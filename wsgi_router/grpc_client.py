@@ -55,7 +55,7 @@ def _channel_options(settings: Settings) -> list[tuple[str, int | str]]:
         ("grpc.use_local_subchannel_pool", 1),  # `forget` really drops the connection
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
-        # Else the windows grow with the speed, and what waits for a slow client takes megabytes of each stream.
+        # Else windows grow with the speed, and what waits for a slow client takes megabytes of each stream.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", _STREAM_WINDOW),
     ]
