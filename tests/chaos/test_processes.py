@@ -7,6 +7,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import openai
@@ -16,7 +17,7 @@ import pytest
 from tests.chaos.conftest import LONG, MODEL, SEED, TRANSPORTS, rounds, router, simulator
 from tests.chaos.load import CUT, Ask, Load, check, counted
 from tests.chaos.processes import kill, reload, stop
-from tests.support.processes import Worker, wait_until
+from tests.support.processes import Router, Worker, wait_until
 from tests.support.watch import Watch
 
 STREAMS = 200 if LONG else 60
@@ -65,6 +66,13 @@ def test_reloads_under_load_lose_nothing(
         watch.check(before)
 
 
+def counting_files(server: Router) -> int:
+    """Files in which processes count; those of the ended share one."""
+    opened = (one.path for one in server.processes()[0].open_files())
+    folder = next(Path(path).parent for path in opened if Path(path).name.startswith("counter_"))
+    return len(list(folder.glob("counter_*.db")))
+
+
 def test_recycled_processes_lose_nothing(workers: tuple[Worker, Worker]) -> None:
     """max_requests: processes end after so many requests, and others take their place."""
     flags = ("--max-requests", "40", "--max-requests-jitter", "20")
@@ -77,6 +85,7 @@ def test_recycled_processes_lose_nothing(workers: tuple[Worker, Worker]) -> None
                 load.wait_for(3000, 600)
             load.stop()
         print("recycled", check(load.outcomes))
+        wait_until(lambda: counting_files(server) <= 4 + 1, 90, "files of the processes that count")
         assert "Traceback" not in server.output(), server.output()[-4000:]
 
 
