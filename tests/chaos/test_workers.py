@@ -115,16 +115,21 @@ def test_a_worker_that_refuses_connections(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_worker_whose_bytes_trickle(bench: Bench) -> None:
+def test_a_worker_whose_bytes_trickle(transport: str) -> None:
     """Slow is no fault: every answer is whole."""
-    bench.faulty.set(None, slow=True)
-    try:
-        with bench.load() as load:
-            load.wait_for(48)
-    finally:
-        bench.faulty.set(None)
-    check(load.outcomes)
-    bench.watch.check(bench.before)
+    with (
+        simulator() as behind,
+        FaultyWorker(behind.port) as faulty,
+        router(faulty.url, transport=transport) as server,
+    ):
+        wait_up(server, 1)
+        watch = Watch(server, (behind,))
+        before = watch.settled()
+        faulty.set(None, slow=True)
+        with Load(server.port, 12, asking, SEED) as load:
+            load.wait_for(24)
+        check(load.outcomes)
+        watch.check(before)
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -173,7 +178,7 @@ def test_all_workers_gone() -> None:
         with Load(server.port, 16, asking, SEED, pause=0.2) as load:
             load.wait_begun(16)
             worker.kill()
-            load.wait_for(100)
+            load.wait_for(60)
         check(load.outcomes, FAILURES)
         assert load.outcomes[-1].kind == STATUS
         watch.check(before)
