@@ -193,14 +193,13 @@ def worker_exit(server: Any, worker: Any) -> None:
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
-    from prometheus_client import multiprocess
-
+    from wsgi_router import metrics_files
     from wsgi_router.workers import board, health
 
     row = getattr(worker, _ROW, None)
     health.of(board.current()).free_row(row)
     board.current().free_row(row)
-    multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+    metrics_files.retire(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker.pid)
 
 
 def on_exit(_server: Any) -> None:

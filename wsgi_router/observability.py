@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from wsgi_router import runtime
+from wsgi_router import metrics_files, runtime
 from wsgi_router.ids import random_id
 
 LOGGER: Final = logging.getLogger("wsgi_router")
@@ -217,12 +218,14 @@ class Metrics:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = CollectorRegistry()
-        if os.environ.get(MULTIPROCESS_VARIABLE):
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        else:
-            registry.register(self.registry)
         registry.register(WorkerMetrics(workers))
-        return generate_latest(registry), CONTENT_TYPE_LATEST
+        folder = os.environ.get(MULTIPROCESS_VARIABLE)
+        if not folder:
+            registry.register(self.registry)
+            return generate_latest(registry), CONTENT_TYPE_LATEST
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        with metrics_files.reading(Path(folder)):
+            return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _observation(histogram: Any, seconds: float) -> Iterator[Change]:
