@@ -118,6 +118,8 @@ class Queue:
         self.room: deque[runtime.Wakeup] = deque()
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
+        self.on_close: Callable[[], object] | None = None
+        """Called once all that was open is cancelled, maybe more than once."""
         self._lock = runtime.brief_lock()
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
@@ -264,6 +266,8 @@ class Queue:
             self.closed = True
         for choice in list(self.choices.values()):
             self.cancel(choice)
+        if self.on_close is not None:
+            self.on_close()
         self.make_room()
         self.wakeup.set()
 

@@ -56,11 +56,12 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
+    from wsgi_router import peers
     from wsgi_router.workers import board
 
     _end_young_processes_at_once()
     _make_metrics_directory()
-    board.share(_make_directory("state"))
+    peers.share(board.share(_make_directory("state")))
     try:
         _share(_settings)
     except settings.SettingsError as error:
@@ -190,8 +191,10 @@ def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
     from prometheus_client import multiprocess
 
+    from wsgi_router import peers
     from wsgi_router.workers import board
 
+    peers.current().clear(getattr(worker, _ROW, None))
     board.current().free_row(getattr(worker, _ROW, None))
     multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
 

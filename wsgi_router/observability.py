@@ -45,6 +45,9 @@ _KINDS: Final = ("prompt", "cached", "completion", "reasoning")
 WorkerStats = Mapping[str, tuple[int, int]]
 """By URL: 1 for a worker that is up, else 0, and its requests in flight."""
 
+AdmissionStats = tuple[int, int]
+"""Requests that run, and those that wait for it."""
+
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -132,6 +135,18 @@ class Metrics:
         )
         self.retries = Counter("retries", "Requests that went to a second worker.", **common)
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
+        self.refused = Counter(
+            "requests_refused",
+            "Requests that were too many: by the limit, or for the workers.",
+            ["reason"],
+            **common,
+        )
+        self.queue_time = Histogram(
+            "queue_seconds",
+            "Time that a request waited until it was allowed to run.",
+            buckets=_SECONDS,
+            **common,
+        )
 
         self._pending: dict[_Value, float] = {}
         self._lock = runtime.brief_lock()
@@ -159,6 +174,13 @@ class Metrics:
 
     def first_token_after(self, seconds: float) -> Iterator[Change]:
         return _observation(self.first_token, seconds)
+
+    def queued_for(self, seconds: float) -> Iterator[Change]:
+        return _observation(self.queue_time, seconds)
+
+    def count_refusal(self, reason: str) -> None:
+        """One more request was too many; `reason` is its error's code."""
+        self.note(((self.refused.labels(reason), 1),))
 
     def answered(self, route: str, status: int, seconds: float) -> Iterator[Change]:
         """One more request answered."""
@@ -191,7 +213,7 @@ class Metrics:
         if tokens:
             self.note(((self.prompt_cache_hits, 1), (self.prompt_cache_tokens, tokens)))
 
-    def render(self, workers: WorkerStats) -> tuple[bytes, str]:
+    def render(self, workers: WorkerStats, admission: AdmissionStats | None = None) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""
         self.flush()
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -203,6 +225,8 @@ class Metrics:
         else:
             registry.register(self.registry)
         registry.register(WorkerMetrics(workers))
+        if admission is not None:
+            registry.register(AdmissionMetrics(admission))
         return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -230,6 +254,22 @@ class WorkerMetrics:
             up.add_metric([url], answers)
             held.add_metric([url], in_flight)
         return up, held
+
+
+class AdmissionMetrics:
+    """What the limit of requests holds now, in all processes."""
+
+    def __init__(self, stats: AdmissionStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        running, waiting = self._stats
+        name = "wsgi_router_requests_"
+        yield GaugeMetricFamily(f"{name}running", "Requests that the limit lets run.", value=running)
+        yield GaugeMetricFamily(f"{name}waiting", "Requests that the limit lets wait.", value=waiting)
 
 
 _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)

@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from flask import current_app
 
-from wsgi_router import native, runtime
+from wsgi_router import native, peers, runtime
 from wsgi_router.adapters import Adapters
+from wsgi_router.admission import Admission
 from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
@@ -60,6 +61,8 @@ class Services:
         self._dispatcher: Dispatcher
         self._calls: Calls
         self._adapters: Adapters
+        self.admission: Admission | None = None
+        """None where nothing is limited; made by `start`."""
         self._transport: GenerateTransport
 
     def start(self) -> None:
@@ -83,6 +86,8 @@ class Services:
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._adapters = Adapters(self._pool, self._transport, self.settings)
+        if self.settings.max_concurrent_requests:
+            self.admission = Admission(self.settings, peers.current())
         self._pool.start()
         self._pool.wait_for_answer()
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
