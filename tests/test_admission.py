@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.flow import Client
 from tests.support.processes import wait_until
+from tests.support.server import Member, Server
 from wsgi_router import admission, runtime
 from wsgi_router.admission import Admission, Slot
 from wsgi_router.errors import (
@@ -253,24 +254,15 @@ def test_shedding_comes_first() -> None:
     assert caught.value.headers()["Retry-After"] == "3"
 
 
-# Several processes: one mapping, of which each uses a row.
+# Several processes
 
 
-class Process:
-    """A process of a server, played in this one."""
+class Process(Member):
+    """A process with a limit."""
 
     def __init__(self, server: Server, **settings: Any) -> None:
-        self.board = Board(server.folder)
-        row = server.board.take_row()
-        assert row is not None
-        self.row = row
-        self.board._cells = server.board._cells
-        self.board.use_row(row)
-        self.peers = Peers(self.board)
-        self.peers._cells = server.peers._cells
-        self.peers.beat()
+        super().__init__(server)
         self.admission = make(self.peers, **settings)
-        server.processes.append(self)
 
     def enter(self) -> Slot:
         return self.admission.enter(ANY)
@@ -283,33 +275,25 @@ class Process:
         return False
 
 
-class Server:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.board = Board(folder)
-        self.peers = Peers(self.board)
-        self.processes: list[Process] = []
-
-    def end(self, process: Process) -> None:
-        """As the master does when a process has died."""
-        self.peers.clear(process.row)
-        self.board.free_row(process.row)
+Make = Callable[..., list[Process]]
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[Callable[..., list[Process]]]:
-    made = Server(tmp_path)
+def board(tmp_path: Path) -> Server:
+    return Server(tmp_path)
+
+
+@pytest.fixture
+def server(board: Server) -> Iterator[Make]:
+    made: list[Process] = []
 
     def processes(count: int, **settings: Any) -> list[Process]:
-        return [Process(made, **settings) for _ in range(count)]
+        made.extend(Process(board, **settings) for _ in range(count))
+        return made
 
-    processes.server = made  # type: ignore[attr-defined]
     yield processes
-    for process in made.processes:
+    for process in made:
         assert process.admission.waiting == 0
-
-
-Make = Callable[..., list[Process]]
 
 
 def test_the_sum_over_processes_is_bounded(server: Make) -> None:
@@ -357,11 +341,11 @@ def test_each_process_gets_on_however_low_the_limit_is(server: Make, count: int)
     slot.release()
 
 
-def test_slots_of_a_process_that_died_are_free(server: Make) -> None:
+def test_slots_of_a_process_that_died_are_free(server: Make, board: Server) -> None:
     one, other = server(2, max_concurrent_requests=2, queue_limit=0)
     held = [one.enter(), one.enter()]
     assert other.full()
-    server.server.end(one)  # type: ignore[attr-defined]
+    board.end(one)
     held += [other.enter(), other.enter()]
     assert other.full()
 
@@ -388,12 +372,12 @@ def test_nobody_waits_for_a_frozen_process(server: Make) -> None:
     one.peers.put(Field.WAITING, 0)
 
 
-def test_the_queue_is_divided(server: Make) -> None:
+def test_the_queue_is_divided(server: Make, board: Server) -> None:
     one, other = server(2, max_concurrent_requests=1, queue_limit=4)
     slot = one.enter()
     waiting = [Entering(one.admission) for _ in range(2)]
     assert one.full()
-    server.server.end(other)  # type: ignore[attr-defined]
+    board.end(other)
     waiting += [Entering(one.admission) for _ in range(2)]
     assert one.full()
     for entering in waiting:

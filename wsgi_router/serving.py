@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, peers, runtime
+from wsgi_router import lending, observability, peers, runtime, spreading
 from wsgi_router.api.services import close_all, start_all
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +29,9 @@ def start(worker: Any) -> None:
     start_all()
     lending.keep_settings(worker.cfg)
     lending.lend_sockets(worker)
-    peers.current().beat()
+    mine = peers.current()
+    spreading.spread(worker, mine)
+    mine.beat()
     runtime.spawn(_watch, worker)
 
 
