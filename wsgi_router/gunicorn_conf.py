@@ -57,11 +57,12 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
     from wsgi_router import peers
-    from wsgi_router.workers import board
+    from wsgi_router.workers import board, reports
 
     _end_young_processes_at_once()
     _make_metrics_directory()
     peers.share(board.share(_make_directory("state")))
+    reports.share()
     try:
         _share(_settings)
     except settings.SettingsError as error:

@@ -17,6 +17,7 @@ from tests.support.processes import Router, Worker, wait_until
 URL = "/v1/chat/completions"
 LIMIT = 3
 SETTINGS = {"max_concurrent_requests": str(LIMIT), "queue_limit": "40", "queue_timeout": "30"}
+NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 THREADS = ("-k", "gthread", "--threads", "32")
 
 
@@ -40,14 +41,15 @@ class Requests:
     def __init__(self, router: Router, count: int, word: str = "say-text", timeout: float = 60) -> None:
         self.statuses: list[int] = []
         self.codes: list[str] = []
-        self._url, self._body, self._timeout = router.url + URL, ask(word), timeout
+        self._url, self._body = router.url + URL, ask(word)
+        self._client = httpx.Client(timeout=timeout, limits=NEW_CONNECTIONS)
         self._threads = [threading.Thread(target=self._ask) for _ in range(count)]
         for thread in self._threads:
             thread.start()
 
     def _ask(self) -> None:
         try:
-            answer = httpx.post(self._url, json=self._body, timeout=self._timeout)
+            answer = self._client.post(self._url, json=self._body)
         except httpx.TimeoutException:
             return  # and the client is gone
         self.statuses.append(answer.status_code)
@@ -59,6 +61,7 @@ class Requests:
         for thread in self._threads:
             thread.join(60)
             assert not thread.is_alive()
+        self._client.close()
         return self.statuses
 
 

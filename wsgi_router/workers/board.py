@@ -198,6 +198,11 @@ class Load:
             self._cells[self._start + self._row] += count
 
     @property
+    def column(self) -> int:
+        """The worker's place in what the processes share."""
+        return self._start // ROWS
+
+    @property
     def own(self) -> int:
         """What was added here."""
         return self._own

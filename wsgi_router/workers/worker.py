@@ -12,6 +12,7 @@ from typing import Final
 from wsgi_router import runtime
 from wsgi_router.workers.board import Board, Load
 from wsgi_router.workers.breaker import ANSWERED, Event, State, after
+from wsgi_router.workers.reports import Reported
 
 _SCHEMES: Final = {"grpc": False, "grpcs": True}
 """Those of workers' URLs, and whether they mean TLS."""
@@ -73,7 +74,14 @@ class Worker:
         """The loaded ones by name, as far as it was asked; replaced as a whole."""
         self.adapters_at = -math.inf
         """When it was asked; by time.monotonic."""
+        self.reported: Reported | None = None
+        """What it says of its own load, where it is asked for that."""
         self._lock = runtime.brief_lock()
+
+    @property
+    def column(self) -> int:
+        """Its place in what the processes share; another worker may have it once this one is closed."""
+        return self._load.column
 
     @property
     def in_flight(self) -> int:
@@ -84,6 +92,12 @@ class Worker:
     def load(self) -> int:
         """Requests that it has in hand, of all processes of this server."""
         return self._load.total()
+
+    @property
+    def load_with_others(self) -> int:
+        """`load`, and the requests of others than this server, as far as the worker tells."""
+        own = self._load.total()
+        return own if self.reported is None else own + self.reported.others()
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""

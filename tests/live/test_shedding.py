@@ -1,0 +1,63 @@
+"""Workers that are full with the requests of another router: told to all processes, and refused by them."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.live.test_chat import ask
+from tests.live.test_processes import running
+from tests.support.processes import Router, Worker, wait_until
+
+URL = "/v1/chat/completions"
+PROCESSES = 2
+NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
+"""One for each request, so that the processes take turns."""
+
+
+@pytest.fixture
+def worker(simulator_flags: tuple[str, ...]) -> Iterator[Worker]:
+    with Worker(*simulator_flags, "--max-running", "1") as worker:
+        yield worker
+
+
+def codes(router: Router) -> set[str]:
+    """What the processes answer, asked often enough to meet all of them."""
+    seen = set()
+    with httpx.Client(timeout=30, limits=NEW_CONNECTIONS) as client:
+        for _ in range(8 * PROCESSES):
+            answer = client.post(router.url + URL, json=ask("say-text"))
+            seen.add("ok" if answer.status_code == 200 else answer.json()["error"]["code"])
+            assert answer.status_code in (200, 503)
+            assert (answer.status_code == 503) == ("Retry-After" in answer.headers)
+    return seen
+
+
+def test_full_workers_are_left_in_peace(worker: Worker) -> None:
+    shed = {"loads_interval": "0.2", "shed_waiting_requests": "3"}
+    with Router(worker.url) as other, Router(worker.url, processes=PROCESSES, **shed) as router:
+        other.wait_serving()
+        router.wait_serving()
+        assert codes(router) == {"ok"}
+        with contextlib.ExitStack() as open_streams:
+            for _ in range(4):
+                client = open_streams.enter_context(httpx.Client(timeout=60))
+                threading.Thread(target=fill, args=(client, other)).start()
+            wait_until(lambda: worker.server_info()["waiting"] == 3, 20, "a queue")
+            wait_until(lambda: codes(router) == {"workers_overloaded"}, 20, "refusals")
+            calls = worker.server_info()["generate_calls"]
+            assert codes(router) == {"workers_overloaded"}
+            assert worker.server_info()["generate_calls"] == calls
+            other.send(signal.SIGINT)
+        wait_until(lambda: not any(running([worker])), 20, "an idle worker")
+        wait_until(lambda: codes(router) == {"ok"}, 20, "service")
+
+
+def fill(client: httpx.Client, router: Router) -> None:
+    answer = client.post(router.url + URL, json=ask("hang-first"))
+    assert answer.json()["error"]["code"] == "draining"
