@@ -16,6 +16,7 @@ Nothing of this happens where gunicorn's or gevent's classes are not as expected
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -115,13 +116,14 @@ class Turns:
 
 
 def spread(worker: Any, peers: Peers) -> InHand | None:
-    """From now on gunicorn's `worker`, which has not begun to accept, gives way; None if it cannot."""
-    from gunicorn.workers.base_async import AsyncWorker
+    """From now on gunicorn's `worker`, which has not begun to accept, gives way; None if it cannot.
 
-    if peers.alone or peers.row is None or not isinstance(worker, AsyncWorker):
+    It makes its server itself, of the class that its module names.
+    """
+    ggevent: Any = sys.modules.get("gunicorn.workers.ggevent")
+    if peers.alone or peers.row is None or ggevent is None or not isinstance(worker, ggevent.GeventWorker):
         return None
     from gevent.server import StreamServer
-    from gunicorn.workers import ggevent
 
     known = getattr(ggevent, "StreamServer", None) is StreamServer
     if not known or not all(hasattr(StreamServer, name) for name in _EXPECTED):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -44,16 +43,19 @@ def test_full_workers_are_left_in_peace(worker: Worker) -> None:
         other.wait_serving()
         router.wait_serving()
         assert codes(router) == {"ok"}
-        with contextlib.ExitStack() as open_streams:
-            for _ in range(4):
-                client = open_streams.enter_context(httpx.Client(timeout=60))
-                threading.Thread(target=fill, args=(client, other)).start()
+        with httpx.Client(timeout=60) as client:
+            threads = [threading.Thread(target=fill, args=(client, other)) for _ in range(4)]
+            for thread in threads:
+                thread.start()
             wait_until(lambda: worker.server_info()["waiting"] == 3, 20, "a queue")
             wait_until(lambda: codes(router) == {"workers_overloaded"}, 20, "refusals")
             calls = worker.server_info()["generate_calls"]
             assert codes(router) == {"workers_overloaded"}
             assert worker.server_info()["generate_calls"] == calls
             other.send(signal.SIGINT)
+            for thread in threads:
+                thread.join(30)
+                assert not thread.is_alive()
         wait_until(lambda: not any(running([worker])), 20, "an idle worker")
         wait_until(lambda: codes(router) == {"ok"}, 20, "service")
 
