@@ -212,11 +212,13 @@ class Admission:
         running = peers.column(Field.RUNNING)
         if sum(running) >= self._limit:
             return False
+        waiting = peers.column(Field.WAITING)
+        if sum(waiting) == waiting[peers.row]:  # nobody else waits
+            return True
         alive = peers.alive()
         share = max(self._limit // max(len(alive), 1), 1)
         if self._running < share:
             return True
-        waiting = peers.column(Field.WAITING)
         return not any(waiting[row] and running[row] < share for row in alive if row != peers.row)
 
     def _take(self) -> bool:
