@@ -388,6 +388,17 @@ def test_the_queue_is_divided(server: Make, board: Server) -> None:
     slot.release()
 
 
+def test_two_applications_of_a_process_share_the_limit(server: Make) -> None:
+    (one,) = server(1, max_concurrent_requests=3, queue_limit=0)
+    other = make(one.peers, max_concurrent_requests=3, queue_limit=0)
+    slots = [one.enter(), other.enter(ANY), other.enter(ANY)]
+    assert one.full()
+    assert other.stats() == (3, 0)
+    for slot in slots:
+        slot.release()
+    assert other.stats() == (0, 0)
+
+
 def test_a_process_without_a_row_keeps_a_limit_of_its_own(server: Make) -> None:
     (one,) = server(1, max_concurrent_requests=1000, queue_limit=0)
     one.board.use_row(None)

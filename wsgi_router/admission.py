@@ -93,6 +93,7 @@ class Admission:
         self._peers = peers
         self._queue: FairQueue[_Ticket] = FairQueue()
         self._running = 0
+        self._told = 0  # how many wait, as the others were told
         self._held_seconds = 1.0
         self._looking = False
         self._lock = runtime.brief_lock()
@@ -217,23 +218,24 @@ class Admission:
             return True
         alive = peers.alive()
         share = max(self._limit // max(len(alive), 1), 1)
-        if self._running < share:
+        if running[peers.row] < share:
             return True
         return not any(waiting[row] and running[row] < share for row in alive if row != peers.row)
 
     def _take(self) -> bool:
-        self._set_running(self._running + 1)
+        self._count(1)
         if self._peers.row is not None and sum(self._peers.column(Field.RUNNING)) > self._limit:
-            self._set_running(self._running - 1)
+            self._count(-1)
             return False
         return True
 
-    def _set_running(self, running: int) -> None:
-        self._running = running
-        self._peers.put(Field.RUNNING, running)
+    def _count(self, count: int) -> None:
+        self._running += count
+        self._peers.add(Field.RUNNING, count)
 
     def _tell_waiting(self) -> None:
-        self._peers.put(Field.WAITING, len(self._queue))
+        told, self._told = self._told, len(self._queue)
+        self._peers.add(Field.WAITING, self._told - told)
 
     def _has_room(self) -> bool:
         places = self._queue_limit and max(self._queue_limit // max(len(self._peers.alive()), 1), 1)
@@ -279,7 +281,7 @@ class Admission:
     def _give_back(self, seconds: float) -> None:
         with self._lock:
             self._held_seconds += _WEIGHT * (seconds - self._held_seconds)
-            self._set_running(self._running - 1)
+            self._count(-1)
             served = self._serve()
         for ticket in served:
             ticket.wakeup.set()

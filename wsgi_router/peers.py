@@ -12,6 +12,7 @@ import time
 from enum import IntEnum
 from typing import Final
 
+from wsgi_router import runtime
 from wsgi_router.workers import board
 from wsgi_router.workers.board import ROWS, Board
 
@@ -43,6 +44,7 @@ class Peers:
     def __init__(self, shared: Board) -> None:
         self._board = shared
         self._cells = memoryview(mmap.mmap(-1, len(Field) * ROWS * _CELL)).cast("q")
+        self._lock = runtime.brief_lock()
 
     @property
     def row(self) -> int | None:
@@ -58,6 +60,13 @@ class Peers:
         row = self._board.row
         if row is not None:
             self._cells[field * ROWS + row] = value
+
+    def add(self, field: Field, count: int) -> None:
+        """Several applications of one process may count in a cell; `count` may be below 0."""
+        row = self._board.row
+        if row is not None:
+            with self._lock:
+                self._cells[field * ROWS + row] += count
 
     def column(self, field: Field) -> list[int]:
         """One figure of all processes, by row; 0 for rows without one."""

@@ -91,7 +91,7 @@ class InHand:
 
     def _add(self, count: int) -> None:
         self.count += count
-        self._peers.put(Field.BUSY, self.count)
+        self._peers.add(Field.BUSY, count)
 
     def __repr__(self) -> str:
         return f"<InHand {self.count}>"
