@@ -162,11 +162,11 @@ class Admission:
         return slot
 
     def _wait(self, flow: Flow, ticket: _Ticket, client: ClientWatch | None, end: float) -> Slot:
-        runtime.drain.subscribe(ticket.wakeup)
-        if client is not None:
-            client.subscribe(ticket.wakeup)
-        self._look_later()
         try:
+            runtime.drain.subscribe(ticket.wakeup)
+            if client is not None:
+                client.subscribe(ticket.wakeup)
+            self._look_later()
             while ticket.slot is None:
                 if ticket.error is not None:
                     raise ticket.error

@@ -28,9 +28,13 @@ def worker(simulator_flags: tuple[str, ...]) -> Iterator[Worker]:
 def codes(router: Router) -> set[str]:
     """What the processes answer, asked often enough to meet all of them."""
     seen = set()
-    with httpx.Client(timeout=30, limits=NEW_CONNECTIONS) as client:
+    with httpx.Client(timeout=5, limits=NEW_CONNECTIONS) as client:
         for _ in range(8 * PROCESSES):
-            answer = client.post(router.url + URL, json=ask("say-text"))
+            try:
+                answer = client.post(router.url + URL, json=ask("say-text"))
+            except httpx.TimeoutException:
+                seen.add("waits")  # it was sent to the worker, before that one has told its load
+                continue
             seen.add("ok" if answer.status_code == 200 else answer.json()["error"]["code"])
             assert answer.status_code in (200, 503)
             assert (answer.status_code == 503) == ("Retry-After" in answer.headers)
@@ -48,7 +52,7 @@ def test_full_workers_are_left_in_peace(worker: Worker) -> None:
             for thread in threads:
                 thread.start()
             wait_until(lambda: worker.server_info()["waiting"] == 3, 20, "a queue")
-            wait_until(lambda: codes(router) == {"workers_overloaded"}, 20, "refusals")
+            wait_until(lambda: codes(router) == {"workers_overloaded"}, 40, "refusals")
             calls = worker.server_info()["generate_calls"]
             assert codes(router) == {"workers_overloaded"}
             assert worker.server_info()["generate_calls"] == calls
@@ -57,7 +61,7 @@ def test_full_workers_are_left_in_peace(worker: Worker) -> None:
                 thread.join(30)
                 assert not thread.is_alive()
         wait_until(lambda: not any(running([worker])), 20, "an idle worker")
-        wait_until(lambda: codes(router) == {"ok"}, 20, "service")
+        wait_until(lambda: codes(router) == {"ok"}, 40, "service")
 
 
 def fill(client: httpx.Client, router: Router) -> None:
