@@ -159,6 +159,14 @@ def test_a_wait_that_is_too_long_is_503(make: Callable[..., App]) -> None:
     held.release()
 
 
+def test_the_requests_own_deadline_bounds_the_wait(make: Callable[..., App]) -> None:
+    app = make(**{**LIMITED, "queue_limit": 5, "request_timeout": 0.2})
+    held = occupied(app)
+    assert error_of(app.chat(), 504)["code"] == "deadline_exceeded"
+    assert slots(app).stats() == (1, 0)
+    held.release()
+
+
 def test_keys_take_turns_and_have_priorities(make: Callable[..., App]) -> None:
     answers = [whole(letter) for letter in "abcd"]
     keys = {"api_keys": ("one", "two", "best"), "key_priorities": (("best", 1),)}

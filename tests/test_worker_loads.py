@@ -85,7 +85,7 @@ def asked() -> Iterator[Make]:
     for one in made:
         one.loads.close()
         one.pool.close()
-        wait_until(lambda one=one: not one.pool._probing, 10, "no probe")  # type: ignore[misc]
+        wait_until(lambda one=one: not one.pool._prober.under_way, 10, "no probe")  # type: ignore[misc]
 
 
 def latest(worker: Worker) -> Report | None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final
 from wsgi_router import observability, runtime
 from wsgi_router.errors import (
     ClientGone,
+    DeadlineError,
     DrainingError,
     QueueFullError,
     QueueTimeoutError,
@@ -133,17 +134,17 @@ class Admission:
             raise self._full()
         return flow
 
-    def enter(self, flow: Flow, client: ClientWatch | None = None) -> Slot:
+    def enter(self, flow: Flow, client: ClientWatch | None = None, until: float = math.inf) -> Slot:
         """Returns once the request may run. Else closes `client`, and raises QueueFullError,
-        QueueTimeoutError, ClientGone or DrainingError."""
+        QueueTimeoutError, ClientGone, DrainingError, or DeadlineError if it is `until`, by time.monotonic."""
         try:
-            return self._enter(flow, client)
+            return self._enter(flow, client, until)
         except BaseException:
             if client is not None:
                 client.close()
             raise
 
-    def _enter(self, flow: Flow, client: ClientWatch | None) -> Slot:
+    def _enter(self, flow: Flow, client: ClientWatch | None, until: float) -> Slot:
         begun = time.monotonic()
         ticket = ousted = None
         with self._lock:
@@ -156,12 +157,14 @@ class Admission:
         if slot is None:
             if ticket is None:
                 raise self._full()
-            slot = self._wait(flow, ticket, client, begun + self._timeout)
+            slot = self._wait(flow, ticket, client, begun + self._timeout, until)
         metrics = observability.metrics()
         metrics.note(metrics.queued_for(time.monotonic() - begun))
         return slot
 
-    def _wait(self, flow: Flow, ticket: _Ticket, client: ClientWatch | None, end: float) -> Slot:
+    def _wait(
+        self, flow: Flow, ticket: _Ticket, client: ClientWatch | None, end: float, until: float
+    ) -> Slot:
         try:
             runtime.drain.subscribe(ticket.wakeup)
             if client is not None:
@@ -171,7 +174,7 @@ class Admission:
                 if ticket.error is not None:
                     raise ticket.error
                 now = time.monotonic()
-                pause = end - now
+                pause = min(end, until) - now
                 if client is not None and client.poll_seconds is not None:
                     client.poll(now)
                     pause = min(pause, client.poll_seconds)
@@ -179,6 +182,8 @@ class Admission:
                     raise ClientGone
                 if runtime.drain.due():
                     raise DrainingError
+                if now >= until:
+                    raise DeadlineError("The request was not answered in time.")
                 if now >= end:
                     raise self._too_late()
                 ticket.wakeup.wait(pause)

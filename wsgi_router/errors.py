@@ -48,7 +48,7 @@ class RouterError(Exception):
     retryable: bool = False
     failover: bool = False
     retry_after: int = RETRY_AFTER_SECONDS
-    """Seconds that whoever is told to come back should wait."""
+    """Seconds, told with 429 and 503."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = _clean(message)
@@ -209,8 +209,13 @@ class NoWorkerError(RouterError):
     code = "no_worker_available"
     retryable = True
 
-    def __init__(self, message: str = "No worker is available at the moment.") -> None:
+    def __init__(
+        self,
+        message: str = "No worker is available at the moment.",
+        retry_after: int = RETRY_AFTER_SECONDS,
+    ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
 
 
 class NoTokenizerError(RouterError):
@@ -258,9 +263,9 @@ GRPC_STATUS: Final[dict[str, GrpcStatus]] = {
     "UNAVAILABLE": GrpcStatus(503, "worker_unavailable", True, True, _UNAVAILABLE_TEXT),
     "DEADLINE_EXCEEDED": GrpcStatus(504, "deadline_exceeded", True, False, _DEADLINE_TEXT),
     "INTERNAL": GrpcStatus(500, "worker_error", retryable=True, failover=True),
-    "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True),
+    "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "CANCELLED": GrpcStatus(500, "worker_error", retryable=True),
-    "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True),
+    "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True, failover=True),
 }
 _OTHER: Final = GrpcStatus(500, "worker_error", retryable=True)
 
@@ -309,3 +314,4 @@ class WorkerProtocolError(UpstreamError):
     status = 502
     code = "worker_protocol_error"
     retryable = True
+    failover = True

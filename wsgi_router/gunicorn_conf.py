@@ -57,11 +57,13 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
     from wsgi_router import peers
-    from wsgi_router.workers import board, reports
+    from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
     _make_metrics_directory()
-    peers.share(board.share(_make_directory("state")))
+    shared = board.share(_make_directory("state"))
+    health.share(shared)
+    peers.share(shared)
     reports.share()
     try:
         _share(_settings)
@@ -193,10 +195,12 @@ def child_exit(_server: Any, worker: Any) -> None:
     from prometheus_client import multiprocess
 
     from wsgi_router import peers
-    from wsgi_router.workers import board
+    from wsgi_router.workers import board, health
 
-    peers.current().clear(getattr(worker, _ROW, None))
-    board.current().free_row(getattr(worker, _ROW, None))
+    row = getattr(worker, _ROW, None)
+    health.of(board.current()).free_row(row)
+    peers.current().clear(row)
+    board.current().free_row(row)
     multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
 
 

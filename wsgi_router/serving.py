@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from wsgi_router import lending, observability, peers, runtime, spreading
 from wsgi_router.api.services import close_all, start_all
+from wsgi_router.workers import board
 
 _LOG = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def _watch(worker: Any) -> None:
         time.sleep(peers.BEAT_SECONDS)
         mine.beat()
     mine.retire()
+    board.current().resign()
     if runtime.drain.begun:
         return  # it ends at once
     seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - peers.BEAT_SECONDS, 0.0)

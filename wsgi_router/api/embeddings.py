@@ -41,8 +41,8 @@ def embeddings() -> Response:
     flow = arrive(services, request.environ, card.name, asked.user)
     ids = _token_ids(asked, card, services)
     shorter = None if asked.dimensions is None else _shorter_dimensions(services, card)
-    client = ClientWatch(request.environ)
-    with entered(services, flow, client):
+    client, until = ClientWatch(request.environ), services.deadline(record)
+    with entered(services, flow, client, until):
         answers = services.calls.ask_for_each(
             "Embed",
             [_request(one) for one in ids],
@@ -50,6 +50,7 @@ def embeddings() -> Response:
             card.name,
             client,
             services.routing.hints(request.environ, asked.user),
+            until,
         )
     data, tokens = [], 0
     for index, answer in enumerate(answers):

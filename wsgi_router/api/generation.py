@@ -75,12 +75,12 @@ def arrive(services: Services, environ: dict[str, Any], model: str, user: str | 
 
 
 @contextmanager
-def entered(services: Services, flow: Flow | None, client: ClientWatch) -> Iterator[None]:
-    """Within, the request has been allowed to run; `flow` is what `arrive` has said."""
+def entered(services: Services, flow: Flow | None, client: ClientWatch, until: float) -> Iterator[None]:
+    """Within, the request has been allowed to run; `flow` is what `arrive` has said, `until` its deadline."""
     if flow is None or services.admission is None:
         yield
         return
-    slot = services.admission.enter(flow, client)
+    slot = services.admission.enter(flow, client, until)
     try:
         yield
     finally:
@@ -99,11 +99,13 @@ def generate(
     `flow`: what `arrive` has said.
     """
     stream = native.new_stream(services.tokenizer, prepared.stream_options)
-    client = ClientWatch(environ)
+    client, until = ClientWatch(environ), services.deadline(record)
     on_close = None
     if flow is not None and services.admission is not None:
-        on_close = services.admission.enter(flow, client).release
-    generation = services.dispatcher.open(prepared.jobs, client, answer=stream, on_close=on_close)
+        on_close = services.admission.enter(flow, client, until).release
+    generation = services.dispatcher.open(
+        prepared.jobs, client, answer=stream, until=until, on_close=on_close
+    )
     record.first_token()
     if prepared.streaming:
         events = postprocess.stream_response(generation, stream, services.settings, record.answered)
