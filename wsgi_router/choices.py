@@ -147,7 +147,7 @@ class Queue:
     """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
     that a Generation that is dropped without `close` can be noticed."""
 
-    __slots__ = ("_lock", "choices", "closed", "ready", "room", "shared", "wakeup")
+    __slots__ = ("_lock", "choices", "closed", "on_close", "ready", "room", "shared", "wakeup")
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -157,6 +157,8 @@ class Queue:
         self.room: list[runtime.Wakeup] = []
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
+        self.on_close: Callable[[], object] | None = None
+        """Called once all that was open is cancelled, maybe more than once."""
         self._lock = runtime.brief_lock()
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
@@ -323,6 +325,8 @@ class Queue:
             self.closed = True
         for choice in list(self.choices.values()):
             self.cancel(choice)
+        if self.on_close is not None:
+            self.on_close()
         self.make_room()
         self.wakeup.set()
 

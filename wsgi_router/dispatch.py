@@ -314,10 +314,12 @@ class Dispatcher:
         patience: float | None = None,
         answer: Any = None,
         until: float = math.inf,
+        on_close: Callable[[], object] | None = None,
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
 
-        `answer`: the native stream, for a transport that feeds it by itself.
+        `answer`: the native stream, for a transport that feeds it by itself. `on_close` is called when the
+        generation has closed, however it comes to that; it may be called more than once.
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
@@ -335,6 +337,7 @@ class Dispatcher:
         now = time.monotonic()
         deadline = now + patience
         generation = Generation(self, client, answer, until)
+        generation._queue.on_close = on_close
         generation.choices = sum(job.choices for job in jobs)
         self._retries.count(generation.choices, now)
         try:

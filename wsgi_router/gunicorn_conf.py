@@ -58,11 +58,15 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router.workers import board, health
+    from wsgi_router import peers
+    from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
     _make_metrics_directory()
-    health.share(board.share(_make_directory("state")))
+    shared = board.share(_make_directory("state"))
+    health.share(shared)
+    peers.share(shared)
+    reports.share()
     try:
         _share(_settings)
     except settings.SettingsError as error:
@@ -193,11 +197,12 @@ def worker_exit(server: Any, worker: Any) -> None:
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
-    from wsgi_router import metrics_files
+    from wsgi_router import metrics_files, peers
     from wsgi_router.workers import board, health
 
     row = getattr(worker, _ROW, None)
     health.of(board.current()).free_row(row)
+    peers.current().clear(row)
     board.current().free_row(row)
     metrics_files.retire(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker.pid)
 

@@ -60,6 +60,9 @@ class WorkerStat(NamedTuple):
 WorkerStats = Mapping[str, WorkerStat]
 """By URL."""
 
+AdmissionStats = tuple[int, int]
+"""Requests that run, and those that wait for it."""
+
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
 
@@ -152,6 +155,18 @@ class Metrics:
             **common,
         )
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
+        self.refused = Counter(
+            "requests_refused",
+            "Requests that were too many: by the limit, or for the workers.",
+            ["reason"],
+            **common,
+        )
+        self.queue_time = Histogram(
+            "queue_seconds",
+            "Time that a request waited until it was allowed to run.",
+            buckets=_SECONDS,
+            **common,
+        )
 
         self._pending: dict[_Value, float] = {}
         self._lock = runtime.brief_lock()
@@ -179,6 +194,13 @@ class Metrics:
 
     def first_token_after(self, seconds: float) -> Iterator[Change]:
         return _observation(self.first_token, seconds)
+
+    def queued_for(self, seconds: float) -> Iterator[Change]:
+        return _observation(self.queue_time, seconds)
+
+    def count_refusal(self, reason: str) -> None:
+        """One more request was too many; `reason` is its error's code."""
+        self.note(((self.refused.labels(reason), 1),))
 
     def answered(self, route: str, status: int, seconds: float) -> Iterator[Change]:
         """One more request answered."""
@@ -211,7 +233,7 @@ class Metrics:
         if tokens:
             self.note(((self.prompt_cache_hits, 1), (self.prompt_cache_tokens, tokens)))
 
-    def render(self, workers: WorkerStats) -> tuple[bytes, str]:
+    def render(self, workers: WorkerStats, admission: AdmissionStats | None = None) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""
         self.flush()
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -219,6 +241,8 @@ class Metrics:
 
         registry = CollectorRegistry()
         registry.register(WorkerMetrics(workers))
+        if admission is not None:
+            registry.register(AdmissionMetrics(admission))
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if not folder:
             registry.register(self.registry)
@@ -262,6 +286,22 @@ class WorkerMetrics:
                 for name in names:
                     family.add_metric([url, name], int(name == current))
         return up, held, states, breakers
+
+
+class AdmissionMetrics:
+    """What the limit of requests holds now, in all processes."""
+
+    def __init__(self, stats: AdmissionStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        running, waiting = self._stats
+        name = "wsgi_router_requests_"
+        yield GaugeMetricFamily(f"{name}running", "Requests that the limit lets run.", value=running)
+        yield GaugeMetricFamily(f"{name}waiting", "Requests that the limit lets wait.", value=waiting)
 
 
 _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
