@@ -33,6 +33,12 @@ class Followed:
         self.table = native.prefix_table(self.flow.settings)
         self.events = KvEvents(self.flow.pool, self.flow.transport, self.table)
 
+    def close(self) -> None:
+        self.events.close()
+        wait_until(lambda: native.live_handles()["followers"] == 0, PATIENCE, "no followers")
+        self.flow.pool.close()
+        self.flow.transport.close()
+
     def call(self, place: int, method: str, request: bytes) -> bytes:
         return self.flow.transport.unary(self.flow.pool.workers[place], method, request, 20)
 
@@ -62,9 +68,8 @@ def follows_scenario(port: int, other: int) -> None:
     assert followed.table.is_fed(column)
     assert pb.FlushCacheResponse.FromString(followed.call(0, "FlushCache", b"")).success
     followed.wait(0)
-    followed.events.close()
+    followed.close()
     wait_until(lambda: not followed.table.is_fed(column), PATIENCE, "given up")
-    wait_until(lambda: native.live_handles()["followers"] == 0, PATIENCE, "no followers")
 
 
 @pytest.mark.parametrize("mode", modes.TRANSPORT_MODES)
@@ -85,7 +90,7 @@ def test_a_worker_that_is_started_anew_is_known_anew() -> None:
             followed.generate([7] * 40)
             followed.wait(0)
             assert followed.matched(0, [7] * 40) == 2
-            followed.events.close()
+            followed.close()
 
 
 def test_a_worker_without_events_goes_by_what_was_sent_until_it_was_down() -> None:
@@ -103,7 +108,7 @@ def test_a_worker_without_events_goes_by_what_was_sent_until_it_was_down() -> No
             followed.prompt(IDS).note(known.column)
             forget(followed.table, known)
             assert followed.matched() == 0
-            followed.events.close()
+            followed.close()
 
 
 class Scripted:

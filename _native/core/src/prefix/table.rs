@@ -179,7 +179,7 @@ impl<'a> Table<'a> {
     fn place(&self, mark: u64, column: usize) -> Place<'a> {
         let key = fold(mark ^ (column as u64 + 1).wrapping_mul(COLUMN_KEY), COLUMN_KEY);
         let sets = self.slots.len() / WAYS;
-        let set = ((key & 0xffff_ffff) * sets as u64 >> 32) as usize;
+        let set = (((key & 0xffff_ffff) * sets as u64) >> 32) as usize;
         let tag = (key >> 26).max(1) << 26;
         Place { set: &self.slots[set * WAYS..(set + 1) * WAYS], name: tag | (column as u64) << COLUMN_SHIFT }
     }
