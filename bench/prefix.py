@@ -88,7 +88,7 @@ def shared_prefix(size: float) -> Workload:
 # Who answers: four workers and a router.
 
 
-def worker(number: int) -> tuple[Service, int]:
+def worker(number: int, kv_tokens: int) -> tuple[Service, int]:
     port = free_port()
     script = WORK / "prefix-script.json"
     script.write_text(json.dumps([{"match": {"any": True}, "answer": {"text": ANSWER, "chunks": [16]}}]))
@@ -97,7 +97,7 @@ def worker(number: int) -> tuple[Service, int]:
         "--tokenizer": str(assets.model()),
         "--model-name": MODEL,
         "--context-length": "16384",
-        "--kv-tokens": str(KV_TOKENS),
+        "--kv-tokens": str(kv_tokens),
         "--block-size": str(BLOCK),
         "--script": str(script),
         "--eos": "151645",
@@ -225,7 +225,7 @@ def chain_of(ids: Sequence[int]) -> list[int]:
     return chain
 
 
-def best(asked: Sequence[tuple[str, list[dict[str, str]]]]) -> tuple[float, float]:
+def best(asked: Sequence[tuple[str, list[dict[str, str]]]], kv_tokens: int) -> tuple[float, float]:
     """Hit rates that nobody can surpass, of what was asked, in that order.
 
     With one cache without end, and with one as large as all the workers' together that always drops what is
@@ -240,7 +240,7 @@ def best(asked: Sequence[tuple[str, list[dict[str, str]]]]) -> tuple[float, floa
         chains.append(chain_of([*prompt, *tokenizer.encode(ANSWER)]))
         limits.append((len(prompt) - 1) // BLOCK)
         tokens += len(prompt)
-    rates = [hits(chains, limits, most) * BLOCK / tokens for most in (math.inf, WORKERS * KV_TOKENS // BLOCK)]
+    rates = [hits(chains, limits, most) * BLOCK / tokens for most in (math.inf, WORKERS * kv_tokens // BLOCK)]
     return rates[0], rates[1]
 
 
@@ -291,9 +291,11 @@ def worker_counts(port: int) -> tuple[int, int, int]:
     return int(info["prompt_tokens"]), int(info["cached_tokens"]), int(info["finished"])
 
 
-def run(name: str, workload: Workload, settings: dict[str, str] | None) -> tuple[Result, Seen]:
+def run(
+    name: str, workload: Workload, settings: dict[str, str] | None, kv_tokens: int
+) -> tuple[Result, Seen]:
     with ExitStack() as stack:
-        workers = [worker(number) for number in range(WORKERS)]
+        workers = [worker(number, kv_tokens) for number in range(WORKERS)]
         for service, _ in workers:
             stack.callback(service.stop)
         for service, _ in workers:
@@ -359,6 +361,7 @@ def arguments() -> argparse.Namespace:
         "--routers", default="", help="csv of words; those whose names have one (default: all)"
     )
     parser.add_argument("--workloads", default="multi-turn,shared-prefix")
+    parser.add_argument("--kv-tokens", type=int, default=KV_TOKENS, help="of each worker's KV cache")
     parser.add_argument("--no-peer", action="store_true")
     parser.add_argument("--output", type=Path, default=WORK / "prefix.md")
     return parser.parse_args()
@@ -371,7 +374,8 @@ def main() -> None:
     if not options.no_peer:
         starts[PEER] = None
     wanted = [word for word in options.routers.split(",") if word]
-    lines = [f"`python bench/prefix.py {' '.join(sys.argv[1:])}` · {report.machine()}", ""]
+    machine = ", ".join(f"{name} {value}" for name, value in report.machine().items())
+    lines = [f"`python bench/prefix.py {' '.join(sys.argv[1:])}` · {machine}", ""]
     for name in options.workloads.split(","):
         workload = made[name]
         results: list[Result] = []
@@ -379,8 +383,8 @@ def main() -> None:
         for label, settings in starts.items():
             if wanted and not any(word in label for word in wanted):
                 continue
-            result, seen = run(label, workload, settings)
-            bests = best(seen.asked)
+            result, seen = run(label, workload, settings, options.kv_tokens)
+            bests = best(seen.asked, options.kv_tokens)
             results.append(result)
             shown: Any = (f"{result.hit_rate:.1%}", [f"{rate:.1%}" for rate in bests], result.spread)
             print(f"{name}: {label}: {shown} {result.seconds:.0f} s {result.errors[:2]}", flush=True)
