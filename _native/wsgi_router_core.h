@@ -1,4 +1,4 @@
-// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/net.rs and error.rs: `make header` writes it, `make check` compares it.
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/net.rs, ffi/prefix.rs and error.rs: `make header` writes it, `make check` compares it.
 
 #pragma once
 
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 5
+#define WR_ABI_VERSION 6
 
 #define OK 0
 
@@ -33,6 +33,9 @@
 
 // Flag of an ended call: its worker was silent for too long.
 #define WR_SILENT 1
+
+// Tokens that a mark stands for, beyond the one before it.
+#define WR_PREFIX_BLOCK 16
 
 // Whose fault an error is and what the HTTP side makes of it.
 enum WrCode
@@ -86,6 +89,9 @@ typedef enum WrReport {
 
 // One gRPC call.
 typedef struct WrCall WrCall;
+
+// Follows one worker's events. Its table outlives it.
+typedef struct WrFollower WrFollower;
 
 // The process's connections to its workers, with a thread of their own.
 typedef struct WrNet WrNet;
@@ -141,8 +147,26 @@ typedef struct WrEvent {
   size_t len;
 } WrEvent;
 
-// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`) and
-// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
+// What a worker is known to have.
+typedef struct WrKnown {
+  // Blocks of the prompt, from its beginning.
+  uint32_t matched;
+  // 1 if the worker's own events say so, 0 if it is what it was sent.
+  uint32_t fed;
+  // Blocks in all.
+  uint64_t held;
+} WrKnown;
+
+// What a batch of events has led to; see `prefix::follower::Followed`.
+typedef struct WrFollowed {
+  uint64_t sequence;
+  uint64_t blocks;
+  bool whole;
+  bool gap;
+} WrFollowed;
+
+// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`,
+// `followers`) and `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 //
 // # Safety
 // `out` points to room for a `WrBytes`.
@@ -424,3 +448,77 @@ int32_t wr_stream_ping(struct WrStream *handle,
                        size_t len,
                        uint64_t idle_ms,
                        struct WrError *err);
+
+// Writes the marks of a prompt's whole blocks to `out`, which has room for `len` / `WR_PREFIX_BLOCK` of them.
+// `adapter` names the prompt's LoRA adapter, or is empty.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_prefix_marks(const uint64_t *memory,
+                        size_t words,
+                        const uint8_t *adapter,
+                        size_t adapter_len,
+                        const uint32_t *ids,
+                        size_t len,
+                        uint64_t *out,
+                        struct WrError *err);
+
+// For each of `count` columns what it has of the prompt with these marks; `out` has room for `count`.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_prefix_match(const uint64_t *memory,
+                        size_t words,
+                        const uint64_t *marks,
+                        size_t len,
+                        const uint32_t *columns,
+                        size_t count,
+                        uint32_t now,
+                        struct WrKnown *out,
+                        struct WrError *err);
+
+// The worker of a column is sent the prompt with these marks.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_prefix_note(const uint64_t *memory,
+                       size_t words,
+                       const uint64_t *marks,
+                       size_t len,
+                       uint32_t at,
+                       uint32_t now,
+                       struct WrError *err);
+
+// Forgets what is known of a column.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_prefix_clear(const uint64_t *memory, size_t words, uint32_t at, struct WrError *err);
+
+// Begins to follow the events of a column's worker.
+//
+// # Safety
+// See the module's conventions; the memory stays until `wr_follower_free`.
+int32_t wr_follower_new(const uint64_t *memory,
+                        size_t words,
+                        uint32_t at,
+                        struct WrFollower **out,
+                        struct WrError *err);
+
+// Takes in a raw KvEventBatch.
+//
+// # Safety
+// `handle` is live; see the module's conventions.
+int32_t wr_follower_apply(struct WrFollower *handle,
+                          const uint8_t *message,
+                          size_t len,
+                          uint32_t now,
+                          struct WrFollowed *out,
+                          struct WrError *err);
+
+// The events are not heard any more: the column stays as it is, and what its worker is sent counts from now on.
+// Not to be called in a process that did not make it.
+//
+// # Safety
+// `handle` came from `wr_follower_new` and is freed once.
+void wr_follower_free(struct WrFollower *handle);

@@ -69,6 +69,22 @@ cdef extern from "wsgi_router_core.h" nogil:
         const uint8_t *data
         size_t len
 
+    enum: WR_PREFIX_BLOCK
+
+    struct WrKnown:
+        uint32_t matched
+        uint32_t fed
+        uint64_t held
+
+    struct WrFollowed:
+        uint64_t sequence
+        uint64_t blocks
+        bint whole
+        bint gap
+
+    struct WrFollower:
+        pass
+
     void wr_facts(WrBytes *out)
     uint64_t wr_json_work(const uint8_t *data, size_t len)
     void wr_bytes_free(WrBytes bytes)
@@ -115,3 +131,14 @@ cdef extern from "wsgi_router_core.h" nogil:
     int32_t wr_stream_resume(WrStream *handle, WrError *err)
     int32_t wr_stream_reclaim(WrStream *handle, uint64_t *written, WrError *err)
     int32_t wr_stream_ping(WrStream *handle, const uint8_t *data, size_t len, uint64_t idle_ms, WrError *err)
+    int32_t wr_prefix_marks(const uint64_t *memory, size_t words, const uint8_t *adapter, size_t adapter_len,
+                            const uint32_t *ids, size_t len, uint64_t *out, WrError *err)
+    int32_t wr_prefix_match(const uint64_t *memory, size_t words, const uint64_t *marks, size_t len,
+                            const uint32_t *columns, size_t count, uint32_t now, WrKnown *out, WrError *err)
+    int32_t wr_prefix_note(const uint64_t *memory, size_t words, const uint64_t *marks, size_t len, uint32_t at,
+                           uint32_t now, WrError *err)
+    int32_t wr_prefix_clear(const uint64_t *memory, size_t words, uint32_t at, WrError *err)
+    int32_t wr_follower_new(const uint64_t *memory, size_t words, uint32_t at, WrFollower **out, WrError *err)
+    int32_t wr_follower_apply(WrFollower *handle, const uint8_t *message, size_t len, uint32_t now,
+                              WrFollowed *out, WrError *err)
+    void wr_follower_free(WrFollower *handle)

@@ -35,7 +35,7 @@ def job(text: str, **fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
 
 
-NO_CALLS = {"nets": 0, "calls": 0}
+NO_CALLS = {"nets": 0, "calls": 0, "followers": 0}
 
 
 def live() -> dict[str, int]:

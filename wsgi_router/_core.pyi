@@ -1,6 +1,7 @@
 """The native core as Python sees it. ``wsgi_router.native`` alone imports it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from mmap import mmap
 from typing import Any, Protocol
 
 #: Flags that ``Stream.feed`` and ``Stream.end`` return, or-ed.
@@ -28,7 +29,7 @@ class NativeError(Exception):
 
 def abi_version() -> int: ...
 def live_handles() -> dict[str, int]:
-    """Handles alive in this process: ``tokenizers``, ``prepared``, ``streams``."""
+    """Handles alive in this process: ``tokenizers``, ``prepared``, ``streams``, ``followers`` …"""
 
 def json_work(body: bytes) -> int:
     """How much work it is to decode a JSON text: its values and escapes, weighted. Takes any bytes."""
@@ -65,6 +66,52 @@ class Prepared:
     def token_ids(self) -> list[int]: ...
     def prefix(self, count: int) -> bytes:
         """The first ``count`` token ids, or all, as unsigned 32-bit integers in the machine's order."""
+
+#: Tokens in a block of a prompt, as prefixes are counted.
+PREFIX_BLOCK: int
+
+class PrefixTable:
+    """Which worker has which prompts' beginnings, in ``memory`` that processes may share.
+
+    ``memory``: zeros, but for its first eight bytes, which are the server's own random ones. Columns are
+    those of the workers. Bounded: what was used longest ago goes.
+    """
+
+    def __init__(self, memory: mmap | bytearray) -> None: ...
+    def prompt(self, prepared: Prepared, adapter: str = "") -> Prompt:
+        """A prompt's blocks; with a LoRA adapter's name, under which it has a KV cache of its own."""
+
+    def is_fed(self, column: int) -> bool:
+        """Whether all that the worker has is known by its own events."""
+
+    def clear(self, column: int) -> None:
+        """Nothing is known of a worker any more."""
+
+    def follow(self, column: int) -> Follower:
+        """Begins to follow the worker's own events."""
+
+class Prompt:
+    """The whole blocks of a prompt."""
+
+    blocks: int
+    def known(self, columns: Sequence[int]) -> list[tuple[int, int]]:
+        """For each column the blocks of this prompt, from its beginning, and those in all, that it has."""
+
+    def note(self, column: int) -> None:
+        """It is sent to that worker."""
+
+class Follower:
+    """Follows a worker's KV events; used by one thread at a time."""
+
+    def apply(self, message: bytes) -> tuple[int, bool, bool]:
+        """Takes a raw KvEventBatch in. Raises ``NativeError``.
+
+        Returns the number of the last one that was taken, whether all is known, and whether batches before
+        this one are missing, in which case it was not taken.
+        """
+
+    def close(self) -> None:
+        """The worker's events are not heard any more; what it is sent counts instead. Idempotent."""
 
 class Stream:
     """The answer to one request, all its choices; used by one thread at a time, and by calls that feed it."""
@@ -159,7 +206,9 @@ class Net:
     ) -> Call:
         """Starts Generate; messages are fed to ``stream``, or given to ``sink`` if it is None."""
 
-    def unary(self, url: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call: ...
+    def unary(self, url: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call:
+        """Starts a call with a deadline, or none if it is infinite. It may have several answers."""
+
     def forget(self, url: str) -> None:
         """Drops the connections to a worker."""
 

@@ -96,7 +96,7 @@ class _Connection:
 
 
 class GrpcStream:
-    """A Generate RPC; see `transport.MessageStream`."""
+    """A call with many answers; see `transport.MessageStream`."""
 
     def __init__(self, call: Any, connection: _Connection) -> None:
         self._call = call
@@ -135,10 +135,11 @@ class GrpcTransport:
 
     def open_stream(self, worker: Worker, request: bytes) -> GrpcStream:
         connection = self._connection(worker)
-        try:
-            return GrpcStream(connection.generate(request, wait_for_ready=False), connection)
-        except ValueError as error:  # the channel was closed in between
-            raise RpcFailure("UNAVAILABLE", str(error)) from None
+        return _stream(connection, connection.generate, request)
+
+    def messages(self, worker: Worker, method: str, request: bytes) -> GrpcStream:
+        connection = self._connection(worker)
+        return _stream(connection, connection.channel.unary_stream(_SERVICE + method), request)
 
     def heard(self, worker: Worker) -> float:
         return worker.heard
@@ -204,6 +205,13 @@ class GrpcTransport:
 
     def __repr__(self) -> str:
         return f"<GrpcTransport connections={len(self._connections)} aborts={len(self._aborts)}>"
+
+
+def _stream(connection: _Connection, start: Any, request: bytes) -> GrpcStream:
+    try:
+        return GrpcStream(start(request, wait_for_ready=False), connection)
+    except ValueError as error:  # the channel was closed in between
+        raise RpcFailure("UNAVAILABLE", str(error)) from None
 
 
 def _failure(error: Any) -> RpcFailure:

@@ -86,6 +86,7 @@ def _share(fresh: settings.Settings) -> None:
     changes = membership.read(fresh)
     membership.share(board.current(), changes)
     native.share_tokenizer(fresh, tokenizer)
+    native.share_prefix_table(fresh)
     tls.share(fresh, credentials)
     settings.keep(fresh)
 

@@ -7,7 +7,10 @@
 from __future__ import annotations
 
 import logging
+import mmap
+import os
 import re
+import threading
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +22,11 @@ from wsgi_router._core import (
     FAILED,
     ITL_BOUNDS,
     OUTPUT,
+    Call,
+    Follower,
     NativeError,
     Net,
+    PrefixTable,
     Prepared,
     Stream,
     Tokenizer,
@@ -35,6 +41,7 @@ from wsgi_router.errors import (
     WorkerProtocolError,
 )
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers.policies import reads_prompt
 
 __all__ = [
     "ALL_DONE",
@@ -43,8 +50,11 @@ __all__ = [
     "FAILED",
     "ITL_BOUNDS",
     "OUTPUT",
+    "Call",
+    "Follower",
     "NativeError",
     "Net",
+    "PrefixTable",
     "Prepared",
     "Stream",
     "Tokenizer",
@@ -55,9 +65,11 @@ __all__ = [
     "live_handles",
     "load_tokenizer",
     "new_stream",
+    "prefix_table",
     "prepare",
     "read_tokenizer",
     "router_error",
+    "share_prefix_table",
     "share_tokenizer",
 ]
 
@@ -69,6 +81,7 @@ _PROMPT: Final = re.compile(r"(?:prompt|input_ids|messages)(?![^\[])")
 _SLOW_BACKEND: Final = "tokenizers-0.23"
 _SLOW_INLINE_BYTES: Final = 4 * 1024
 _INLINE_IDS: Final = 16 * 1024
+_SEED_BYTES: Final = 8
 
 
 def router_error(error: NativeError, at: str | None = None) -> RouterError:
@@ -122,6 +135,30 @@ def share_tokenizer(settings: Settings, tokenizer: Tokenizer | None) -> None:
 def load_tokenizer(settings: Settings) -> Tokenizer | None:
     """The shared tokenizer, or what `read_tokenizer` gives. Raises SettingsError."""
     return _shared.get((settings.tokenizer_path, settings.chat_template)) or read_tokenizer(settings)
+
+
+_prefixes: dict[int, PrefixTable] = {}
+_making: Final = threading.Lock()
+
+
+def share_prefix_table(settings: Settings) -> None:
+    """Processes forked from now on have the same table of prefixes, if the policy has a use for one."""
+    if reads_prompt(settings):
+        prefix_table(settings)
+
+
+def prefix_table(settings: Settings) -> PrefixTable:
+    """What is known of the workers' KV caches: the server's, if it has made one, else this process's own."""
+    size = settings.cache_index_mib << 20
+    if (table := _prefixes.get(size)) is not None:
+        return table
+    with _making:
+        if size not in _prefixes:
+            _prefixes.clear()
+            memory = mmap.mmap(-1, size)  # takes room only as it is filled
+            memory[:_SEED_BYTES] = os.urandom(_SEED_BYTES)
+            _prefixes[size] = PrefixTable(memory)
+        return _prefixes[size]
 
 
 def read_tokenizer(settings: Settings) -> Tokenizer | None:

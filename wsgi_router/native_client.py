@@ -7,8 +7,11 @@ are delivered in the hub under gevent, else by a thread.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -102,6 +105,43 @@ class _Unary:
         self.ended(_CANCELLED, "nobody waits for the answer", False)
 
 
+class _Messages:
+    """A call with many answers; see `transport.MessageStream`. What the extension calls, too."""
+
+    def __init__(self) -> None:
+        self._ready: deque[bytes] = deque()
+        self._changed = runtime.wakeup()
+        self._end: RpcFailure | None = None
+        self._ended = False
+        self._call: native.Call | None = None
+
+    def begin(self, call: native.Call) -> None:
+        self._call = call
+
+    def message(self, message: bytes) -> None:
+        self._ready.append(message)
+        self._changed.set()
+
+    def ended(self, status: int, details: str, _silent: bool) -> None:
+        self._end, self._ended = _failure(status, details), True
+        self._changed.set()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            while self._ready:
+                yield self._ready.popleft()
+            if self._ended:
+                break
+            self._changed.wait()
+        if self._end is not None:
+            raise RpcFailure(self._end.code, self._end.details)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.close()
+        self.ended(_CANCELLED, "nobody waits for the answer", False)
+
+
 def _tls_options(credentials: tls.Credentials) -> dict[str, object]:
     return {
         "roots": credentials.roots.decode("utf-8", "replace"),
@@ -184,6 +224,11 @@ class NativeTransport:
                 del failure  # else the error would hold itself by its traceback
         assert events.answer is not None
         return events.answer
+
+    def messages(self, worker: Worker, method: str, request: bytes) -> _Messages:
+        stream = _Messages()
+        stream.begin(self._net.unary(worker.url, method, request, math.inf, stream))
+        return stream
 
     def abort(self, worker: Worker, request_id: str) -> None:
         if len(self._aborts) >= _ABORTS_AT_ONCE or self._closed:

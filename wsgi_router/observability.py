@@ -148,6 +148,18 @@ class Metrics:
         self.prompt_cache_tokens = Counter(
             "prompt_cache_tokens", "Tokens of prompts that were not encoded anew.", **common
         )
+        self.prefix_blocks = Counter(
+            "prefix_blocks",
+            "Blocks of 16 prompt tokens that cache_aware has routed: asked, matched (known to be cached).",
+            ["kind"],
+            **common,
+        )
+        self.prefix_choices = Counter(
+            "prefix_choices",
+            "Choices of cache_aware, by reason: match, load, spill (the best match was overloaded).",
+            ["reason"],
+            **common,
+        )
         self.retries = Counter("retries", "Times that a request went to another worker.", **common)
         self.retry_budget_exhausted = Counter(
             "retry_budget_exhausted",
@@ -172,6 +184,10 @@ class Metrics:
         self._lock = runtime.brief_lock()
         self._requests: dict[tuple[str, int], Counter] = {}
         self._durations: dict[str, Histogram] = {}
+        self._prefix_kinds = {kind: self.prefix_blocks.labels(kind) for kind in ("asked", "matched")}
+        self._prefix_reasons = {
+            reason: self.prefix_choices.labels(reason) for reason in ("match", "load", "spill")
+        }
         self._kinds = {f"{kind}_tokens": self.tokens.labels(kind) for kind in _KINDS}
 
     def note(self, changes: Iterable[Change]) -> None:
@@ -232,6 +248,11 @@ class Metrics:
         """Counts a prompt of which the prompt cache had `tokens`, if any."""
         if tokens:
             self.note(((self.prompt_cache_hits, 1), (self.prompt_cache_tokens, tokens)))
+
+    def count_prefix(self, blocks: int, matched: int, reason: str) -> None:
+        """Counts a choice of the policy cache_aware for a prompt of so many blocks."""
+        kinds, reasons = self._prefix_kinds, self._prefix_reasons
+        self.note(((kinds["asked"], blocks), (kinds["matched"], matched), (reasons[reason], 1)))
 
     def render(self, workers: WorkerStats, admission: AdmissionStats | None = None) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""

@@ -23,7 +23,7 @@ from wsgi_router.schema import (
 )
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.policies import reads_prefix
+from wsgi_router.workers.policies import reads_prefix, reads_prompt
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
@@ -107,7 +107,7 @@ def prepare(
     prompt = prepared.prompt if plan.reasoning_format else ""
     body = prepared.body + plan.body(prompt)
     options = stream_options(request, card, prepared.prompt_tokens) | plan.options(prompt)
-    hints = _with_prefix(hints, prepared, settings)
+    hints = _with_prefix(hints, prepared, settings, adapters[0])
     return Prepared(
         jobs=(GenerateJob(card.name, body, request.choices, hints, job["stream"], adapters[0]),),
         stream_options=_encode(options),
@@ -142,7 +142,7 @@ def prepare_completion(
         ],
         "logprobs": request.logprobs,
     }
-    routes = [_with_prefix(hints, one, settings) for one in prepared]
+    routes = _routes(hints, prepared, settings, adapters)
     scored = "logprobs" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
         jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters, scored),
@@ -184,7 +184,7 @@ def prepare_generate(
         "batch": request.batch,
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
-    routes = [_with_prefix(hints, one, settings) for one in prepared]
+    routes = _routes(hints, prepared, settings, adapters)
     scored = "logprob_start_len" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
         jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters, scored),
@@ -251,11 +251,20 @@ def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
 
 
-def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings) -> Hints:
-    """`hints` with the beginning of the prompt, for a policy that goes by it."""
-    if not reads_prefix(settings):
+def _routes(
+    hints: Hints, prepared: Sequence[native.Prepared], settings: Settings, adapters: Sequence[str]
+) -> list[Hints]:
+    names = adapters or [""] * len(prepared)
+    return [_with_prefix(hints, one, settings, name) for one, name in zip(prepared, names, strict=True)]
+
+
+def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings, adapter: str) -> Hints:
+    """`hints` with what the policy wants to know of the prompt, for a LoRA adapter or ""."""
+    prompt = native.prefix_table(settings).prompt(prepared, adapter) if reads_prompt(settings) else None
+    prefix = prepared.prefix(settings.prefix_token_count) if reads_prefix(settings) else b""
+    if prompt is None and not prefix:
         return hints
-    return Hints(hints.target, hints.key, prepared.prefix(settings.prefix_token_count))
+    return Hints(hints.target, hints.key, prefix, prompt)
 
 
 def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> tuple[str, ...]:

@@ -107,6 +107,13 @@ def _share(value: object) -> float:
     return number
 
 
+def _fraction(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise ValueError("must be between 0 and 1")
+    return number
+
+
 def _choice(*words: str) -> Callable[[object], str]:
     def cast(value: object) -> str:
         word = _text(value).lower()
@@ -214,13 +221,6 @@ def _loads_interval(value: object) -> float:
     return number
 
 
-def _fraction(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 1:
-        raise ValueError("must be between 0 and 1")
-    return number
-
-
 def _header_names(value: object) -> tuple[str, ...]:
     names = tuple(word.lower() for word in _words(value))
     for name in names:
@@ -234,6 +234,7 @@ _POLICIES: Final = (
     "round_robin",
     "power_of_two",
     "least_load",
+    "cache_aware",
     "prefix_hash",
     "consistent_hashing",
     "sticky",
@@ -312,7 +313,7 @@ class Settings:
         "least_load",
         _choice(*_POLICIES),
         "How a worker is chosen: random, round_robin, power_of_two, least_load (requests in flight), "
-        "prefix_hash, consistent_hashing, or sticky (also called manual).",
+        "cache_aware, prefix_hash, consistent_hashing, or sticky (also called manual).",
     )
     prefill_policy: str = _row(
         "", _choice("", *_POLICIES), "The policy for `PREFILL_WORKERS`. Empty: that of `POLICY`."
@@ -334,6 +335,32 @@ class Settings:
     )
     prefix_hash_load_factor: float = _row(
         1.25, _factor, "The policy prefix_hash gives no worker more than so many times the mean of requests."
+    )
+    cache_threshold: float = _row(
+        0.1,
+        _fraction,
+        "The policy cache_aware goes by a cached beginning if it is at least so much of the prompt; less is "
+        "not worth leaving the least loaded worker for.",
+    )
+    balance_abs_threshold: int = _row(
+        16,
+        _integer(0, 1_000_000),
+        "With so many requests more than the least loaded one, and `BALANCE_REL_THRESHOLD` times as many, a "
+        "worker gets none from cache_aware, whatever it has cached; with half of that, what it has half of.",
+    )
+    balance_rel_threshold: float = _row(
+        1.5, _factor, "See `BALANCE_ABS_THRESHOLD`: of many requests a ratio says more than a difference."
+    )
+    cache_index_mib: int = _row(
+        32,
+        _integer(1, 2**14),
+        "MiB, of all processes together, for what cache_aware knows of the workers' caches: 8 bytes for 16 "
+        "tokens, so 64 million tokens; what was used longest ago goes.",
+    )
+    cache_events: bool = _row(
+        True,
+        _flag,
+        "cache_aware follows the workers' own KV events where they send them, else what it has sent there.",
     )
     target_worker_header: bool = _row(
         False,

@@ -88,6 +88,9 @@ class FakeTransport:
             self.streams.append(stream)
             return stream
 
+    def messages(self, worker: Worker, method: str, request: bytes) -> FakeStream:
+        raise RpcFailure("UNIMPLEMENTED", f"{method} is nothing that this worker has")
+
     def heard(self, worker: Worker) -> float:
         return worker.heard
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from flask import Blueprint, Response, request
 
-from wsgi_router import auth
+from wsgi_router import auth, kv_events
 from wsgi_router.api.answers import error_response, json_response
 from wsgi_router.api.describe import QUERY, Query, describe
 from wsgi_router.api.fanout import read, results
@@ -50,7 +50,12 @@ def flush_cache() -> Response:
     wait = _seconds(request.args.get("timeout"))
     message = common_pb2.FlushCacheRequest(timeout_s=wait).SerializeToString()
     timeout = services.settings.health_timeout + wait
-    answers = results(services.calls.ask_all("FlushCache", message, timeout), _flushed)
+    asked = services.calls.ask_all("FlushCache", message, timeout)
+    answers = results(asked, _flushed)
+    if (table := services.prefix_table) is not None:
+        for (worker, _), answer in zip(asked, answers, strict=True):
+            if answer["success"]:
+                kv_events.forget(table, worker)
     done = all(one["success"] for one in answers)
     body = {"success": done, "workers": answers}
     if done:

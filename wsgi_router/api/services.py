@@ -19,9 +19,11 @@ from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
+from wsgi_router.kv_events import KvEvents
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
 from wsgi_router.worker_loads import WorkerLoads
+from wsgi_router.workers.policies import reads_prompt
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateTransport
 
@@ -67,6 +69,7 @@ class Services:
         """None where nothing is limited; made by `start`."""
         self._loads: WorkerLoads | None = None
         self._transport: GenerateTransport
+        self._kv_events: KvEvents | None = None
 
     def start(self) -> None:
         """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
@@ -85,7 +88,8 @@ class Services:
         if self._tokenizer is None:
             self._tokenizer = native.load_tokenizer(self.settings)
         self._transport = self._make_transport(self.settings)
-        self._pool = WorkerPool(self.settings, self._transport)
+        table = self.prefix_table
+        self._pool = WorkerPool(self.settings, self._transport, table.clear if table else None)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._adapters = Adapters(self._pool, self._transport, self.settings)
@@ -97,6 +101,9 @@ class Services:
         limited = self.settings.max_concurrent_requests or shed is not None
         self.admission = Admission(self.settings, peers.current(), shed) if limited else None
         self._pool.start()
+        if table is not None:
+            self._kv_events = KvEvents(self._pool, self._transport, table, self.settings.cache_events)
+            self._kv_events.start()
         self._pool.wait_for_answer()
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
@@ -107,6 +114,8 @@ class Services:
                 self._pid = None
                 if self._loads is not None:
                     self._loads.close()
+                if self._kv_events is not None:
+                    self._kv_events.close()
                 self._pool.close()
                 self._transport.close()
 
@@ -120,6 +129,11 @@ class Services:
         if self._tokenizer is None:
             raise NoTokenizerError
         return self._tokenizer
+
+    @property
+    def prefix_table(self) -> native.PrefixTable | None:
+        """What is known of the workers' KV caches, if the policy goes by it."""
+        return native.prefix_table(self.settings) if reads_prompt(self.settings) else None
 
     @property
     def pool(self) -> WorkerPool:

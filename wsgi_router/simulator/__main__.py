@@ -57,6 +57,7 @@ def parser() -> argparse.ArgumentParser:
     add("--kv-tokens", type=int, default=default.kv_tokens, help="capacity of the KV cache")
     add("--block-size", type=int, default=default.block_size, help="tokens in a cache block")
     add("--no-prefix-cache", action="store_true", help="keep nothing for later prompts")
+    add("--no-kv-events", action="store_true", help="SubscribeKvEvents is UNIMPLEMENTED")
     add("--accept-stop-strings", action="store_true", help="match stop words (needs the tokenizer)")
     add("--embedding-dim", type=int, default=0, help="answer Embed with vectors of this size")
     add("--lora", type=lora, action="append", default=[], metavar="NAME=PATH", help="a loaded adapter")
@@ -106,6 +107,7 @@ def configure(options: argparse.Namespace) -> SimulatorConfig:
         kv_tokens=options.kv_tokens,
         block_size=options.block_size,
         prefix_cache=not options.no_prefix_cache,
+        kv_events=not options.no_kv_events,
         accept_stop_strings=options.accept_stop_strings,
         embedding_dim=options.embedding_dim,
         loras=tuple(options.lora),

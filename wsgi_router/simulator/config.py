@@ -32,6 +32,7 @@ class SimulatorConfig:
     kv_tokens: int = 1_000_000
     block_size: int = 16
     prefix_cache: bool = True
+    kv_events: bool = True
     accept_stop_strings: bool = False
     embedding_dim: int = 0
     loras: tuple[LoraAdapter, ...] = ()

@@ -272,11 +272,13 @@ class SimulatedEngine(Engine):
         return self.config.shown
 
     def scheduler_info(self) -> dict[str, Any]:
-        """What SGLang's scheduler tells at its start, and where a prefill worker is met."""
+        """What SGLang's scheduler tells at its start, where prefill is met, and the cache's counts."""
         return {
             "max_total_num_tokens": self.config.kv_tokens,
             "max_req_input_len": self.config.context_length - 1,
             "bootstrap_port": self.bootstrap_port,
+            "prompt_tokens": self._scheduler.cache.asked,
+            "cached_tokens": self._scheduler.cache.hits,
         }
 
     async def embed(self, request_id: str, input_ids: list[int]) -> list[float]:
@@ -291,6 +293,8 @@ class SimulatedEngine(Engine):
 
     def kv_events(self, start_sequence: int) -> AsyncIterator[KvBatch]:
         """Blocks stored and removed."""
+        if not self.config.kv_events:
+            return super().kv_events(start_sequence)
         return self._events.subscribe(start_sequence)
 
     async def load_lora(self, adapter: LoraAdapter) -> None:

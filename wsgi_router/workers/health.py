@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Callable
 from typing import Final
 
 from wsgi_router import runtime
@@ -47,12 +48,20 @@ class Health:
         self._cells = memoryview(mmap.mmap(-1, _CELLS * _CELL)).cast("q")
         self._lock = runtime.brief_lock()
 
-    def record(self, url: str, limits: Limits | None = None) -> tuple[Load, Record]:
+    def record(
+        self, url: str, limits: Limits | None = None, taken: Callable[[int], object] | None = None
+    ) -> tuple[Load, Record]:
         """A worker's counts and its record, which are to be closed. Raises BoardFullError.
 
-        Nothing is known of a worker that nobody has in hand yet.
+        Nothing is known of a worker that nobody has in hand yet; `taken` is called with its column then.
         """
-        load = self.board.load(url, self._clear)
+
+        def clear(column: int) -> None:
+            self._clear(column)
+            if taken is not None:
+                taken(column)
+
+        load = self.board.load(url, clear)
         return load, Record(self, load.column, limits or Limits())
 
     def free_row(self, row: int | None) -> None:

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
@@ -47,7 +47,10 @@ class WorkerPool:
     found out, and by what each of them sees in its calls.
     """
 
-    def __init__(self, settings: Settings, transport: Transport) -> None:
+    def __init__(
+        self, settings: Settings, transport: Transport, taken: Callable[[int], None] | None = None
+    ) -> None:
+        """`taken` is called with the column of a worker that nobody has had yet."""
         self._board = board.current()
         self._health = health.of(self._board)
         self._shared_cards = cards.Cards(self._board.folder)
@@ -61,6 +64,7 @@ class WorkerPool:
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         known = parts(settings)
         self.membership = Membership(tuple(known), self._board, settings.workers_file, known)
+        self._taken = taken
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
@@ -97,6 +101,10 @@ class WorkerPool:
         for worker in (*self.workers, *self._leaving.values()):
             worker.close()
         self._wakeup.set()
+
+    def leads(self) -> bool:
+        """Whether this process does what one alone need do for all."""
+        return self._board.leads()
 
     def usable(self) -> bool:
         """Whether any model can be served, by a regular worker or by one of either half.
@@ -345,7 +353,7 @@ class WorkerPool:
         joining: dict[str, Worker] = {}
         try:
             for url in urls:
-                joining[url] = Worker(url, self._health, self._limits)
+                joining[url] = Worker(url, self._health, self._limits, self._taken)
         except BaseException:
             for worker in joining.values():
                 worker.close()

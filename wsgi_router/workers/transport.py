@@ -38,7 +38,7 @@ class RpcFailure(Exception):
 
 
 class MessageStream(Protocol):
-    """The answer to one Generate RPC: raw GenerateResponse messages, in order."""
+    """The answer to one RPC: raw messages, in order (of Generate: GenerateResponse)."""
 
     def __iter__(self) -> Iterator[bytes]:
         """Blocks for the next message; ends with status OK, raises RpcFailure for any other."""
@@ -126,6 +126,9 @@ class Transport(Protocol):
 
         Bounded in number: Embed, which may wait for a worker's queue for long, apart from all the others.
         """
+
+    def messages(self, worker: Worker, method: str, request: bytes) -> MessageStream:
+        """Starts a call of `method` that has many answers, and no deadline; does not wait for the worker."""
 
     def abort(self, worker: Worker, request_id: str) -> None:
         """Tells the worker to drop a request. Does not wait, never raises; bounded in number and time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -58,7 +58,14 @@ def worker_id(url: str) -> str:
 class Worker:
     """A worker's address, state and requests in flight."""
 
-    def __init__(self, url: str, health: Health | None = None, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        health: Health | None = None,
+        limits: Limits | None = None,
+        taken: Callable[[int], object] | None = None,
+    ) -> None:
+        """`taken` is called with its column if nobody has had it in hand yet."""
         scheme, _, address = url.partition("://")
         if scheme not in _SCHEMES or not address:
             raise ValueError(f"worker {url!r} must be grpc://HOST:PORT or grpcs://HOST:PORT")
@@ -72,7 +79,7 @@ class Worker:
         self.card: ModelCard | None = None
         self.card_number = 0
         """The record's, when `card` was taken from there."""
-        self._load, self.record = (health or Health(Board())).record(url, limits)
+        self._load, self.record = (health or Health(Board())).record(url, limits, taken)
         self.heard = time.monotonic()
         """When it last answered, or a stream of its gave a message, in this process; by time.monotonic."""
         self.proved = 0.0

@@ -5,13 +5,14 @@
 //! - A function that can fail returns 0 or a [`Code`] and then fills `err`, whose two byte strings the caller
 //!   frees with `wr_bytes_free`.
 //! - A handle is made by one function and freed by exactly one (`wr_tokenizer_free`, `wr_prepared_free`,
-//!   `wr_stream_free`, `wr_net_free`, `wr_call_free`); a null handle may be freed.
+//!   `wr_stream_free`, `wr_net_free`, `wr_call_free`, `wr_follower_free`); a null handle may be freed.
 //! - `WrTokenizer` and `WrPrepared` may be used by several threads at once; a `WrStream` by one at a time, beside
 //!   the transport's own thread.
 //! - A panic never crosses the boundary: it becomes [`Code::Internal`]. The stream it happened in is spent and
 //!   answers every later call with that code.
 
 mod net;
+mod prefix;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -28,7 +29,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 5;
+pub const WR_ABI_VERSION: u32 = 6;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);
@@ -190,8 +191,8 @@ fn limits(fuel: u64) -> Limits {
     if fuel == 0 { default } else { Limits { fuel, ..default } }
 }
 
-/// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`) and
-/// `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
+/// Facts as a JSON object (owned bytes): `abi_version`, `live_handles` (`tokenizers`, `prepared`, `streams`, `nets`, `calls`,
+/// `followers`) and `itl_bounds` (upper bounds in seconds of the inter-token buckets that `wr_stream_report` tells).
 ///
 /// # Safety
 /// `out` points to room for a `WrBytes`.
@@ -205,6 +206,7 @@ pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
             "streams": STREAMS.load(Ordering::Relaxed),
             "nets": NETS.load(Ordering::Relaxed),
             "calls": CALLS.load(Ordering::Relaxed),
+            "followers": prefix::live_followers(),
         },
         "itl_bounds": stream::ITL_BOUNDS,
     });

@@ -3,6 +3,7 @@
 //! Layout, top down:
 //! - [`ffi`]: the C ABI, the only unsafe code; catches panics, owns handles.
 //! - [`body`]: what a request's JSON will cost, before it is decoded.
+//! - [`prefix`]: which worker has which prompts' beginnings in its cache.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
 //! - [`net`]: the workers' gRPC calls in a thread of its own, which feeds `stream` and may write to the client.
@@ -20,6 +21,7 @@ pub mod error;
 mod integers;
 pub mod net;
 pub mod parsers;
+pub mod prefix;
 pub mod prepare;
 pub mod stream;
 pub mod template;

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 from wsgi_router.settings import Settings
+from wsgi_router.workers.policies.cache_aware import CacheAware
 from wsgi_router.workers.policies.keyed import ConsistentHashing, PrefixHash, Sticky
 from wsgi_router.workers.policies.policy import Policy
 from wsgi_router.workers.policies.spreading import LeastLoad, PowerOfTwo, Random, RoundRobin
 from wsgi_router.workers.roles import Role
 
-__all__ = ["POLICIES", "Policy", "make_policy", "reads_key", "reads_prefix"]
+__all__ = ["POLICIES", "Policy", "make_policy", "reads_key", "reads_prefix", "reads_prompt"]
 
 POLICIES: Final[dict[str, type[Policy]]] = {
     "random": Random,
     "round_robin": RoundRobin,
     "power_of_two": PowerOfTwo,
     "least_load": LeastLoad,
+    "cache_aware": CacheAware,
     "prefix_hash": PrefixHash,
     "consistent_hashing": ConsistentHashing,
     "sticky": Sticky,
@@ -43,3 +45,8 @@ def reads_key(settings: Settings) -> bool:
 def reads_prefix(settings: Settings) -> bool:
     """Whether a policy of any role goes by `Hints.prefix`."""
     return any(_chosen(settings, role).reads_prefix for role in Role)
+
+
+def reads_prompt(settings: Settings) -> bool:
+    """Whether a policy of any role goes by `Hints.prompt`."""
+    return any(_chosen(settings, role).reads_prompt for role in Role)

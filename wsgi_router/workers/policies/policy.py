@@ -18,6 +18,8 @@ class Policy(ABC):
     """Whether it goes by `Hints.key`."""
     reads_prefix: ClassVar[bool] = False
     """Whether it goes by `Hints.prefix`."""
+    reads_prompt: ClassVar[bool] = False
+    """Whether it goes by `Hints.prompt`."""
     bounded: ClassVar[bool] = False
     """Whether it is asked for each of a request's choices, else all follow the first one to its worker."""
 
