@@ -29,6 +29,7 @@ def start(worker: Any) -> None:
     """
     start_all()
     lending.keep_settings(worker.cfg)
+    lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
     mine = peers.current()
     spreading.spread(worker, mine)
