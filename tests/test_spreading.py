@@ -14,7 +14,7 @@ from tests.support import modes
 from tests.support.server import Member, Server
 from wsgi_router import spreading
 from wsgi_router.peers import Field, Peers
-from wsgi_router.spreading import FEW, LONGEST_PAUSE, InHand, Turns
+from wsgi_router.spreading import FEW, LONGEST_PAUSE, MOST_AT_ONCE, InHand, Turns
 from wsgi_router.workers.board import Board
 
 
@@ -111,6 +111,17 @@ def test_the_more_above_the_longer_is_the_pause(tmp_path: Path) -> None:
     little = mine.pause()
     mine._add(24)
     assert 0 < little < mine.pause()
+
+
+def test_one_that_has_fallen_behind_takes_several_at_once(tmp_path: Path) -> None:
+    _, members = processes(tmp_path, 2)
+    behind, ahead = load(members, 90, 100)
+    assert (behind.at_once(), ahead.at_once()) == (2, 1)
+    behind._add(8)
+    assert behind.at_once() == 1
+    ahead._add(1000)
+    assert behind.at_once() == MOST_AT_ONCE
+    assert InHand(Peers(Board())).at_once() == 1
 
 
 def test_nobody_gives_way_to_one_that_takes_nothing(tmp_path: Path) -> None:

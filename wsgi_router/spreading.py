@@ -31,6 +31,8 @@ _PAUSE_PER_EXCESS: Final = 0.1
 """Seconds more for one that has twice the mean: others may be slow to wake up, on a busy machine."""
 FEW: Final = 8
 """A process with fewer requests than this takes whatever comes."""
+MOST_AT_ONCE: Final = 8
+"""Connections that a process takes in one go at most."""
 _SLACK: Final = 2
 _TOLERANCE: Final = 0.02
 """Above the mean, of it, that a process may be without giving way."""
@@ -78,16 +80,27 @@ class InHand:
         """Seconds for which to leave connections to others, which have less in hand; 0 if they have not."""
         if self.count < FEW:
             return 0.0
-        peers = self._peers
-        accepts, busy = peers.column(Field.ACCEPTS), peers.column(Field.BUSY)
-        rows = [row for row in peers.alive() if accepts[row]]
-        if peers.row not in rows:
-            return 0.0
-        mean = sum(busy[row] for row in rows) / len(rows)
+        mean = self._mean()
         excess = self.count - mean
         if excess <= max(_SLACK, _TOLERANCE * mean):
             return 0.0
         return min(_LEAST_PAUSE + _PAUSE_PER_EXCESS * excess / mean, LONGEST_PAUSE)
+
+    def at_once(self) -> int:
+        """Connections to take in one go: more than one if others have far more in hand.
+
+        On a crowded machine a process may be late to each of them, and would fall behind for good.
+        """
+        return min(max(int(self._mean() - self.count) // 2, 1), MOST_AT_ONCE)
+
+    def _mean(self) -> float:
+        """Of what those have in hand that take connections now; this one's own if it is not among them."""
+        peers = self._peers
+        accepts, busy = peers.column(Field.ACCEPTS), peers.column(Field.BUSY)
+        rows = [row for row in peers.alive() if accepts[row]]
+        if peers.row not in rows:
+            return self.count
+        return sum(busy[row] for row in rows) / len(rows)
 
     def _add(self, count: int) -> None:
         self.count += count
@@ -138,6 +151,8 @@ def _server_class(base: type[Any], mine: InHand) -> type[Any]:
     """gevent's server, which leaves connections to other processes while this one has more than they."""
 
     class SpreadingServer(base):  # type: ignore[misc]
+        max_accept: int
+
         def __init__(self, *args: Any, **options: Any) -> None:
             self._turns = Turns(mine.pause)
             super().__init__(*args, **options)
@@ -149,6 +164,8 @@ def _server_class(base: type[Any], mine: InHand) -> type[Any]:
                 self._timer = self.loop.timer(pause)
                 self._timer.start(self._start_accepting_if_started)
             else:
+                if self.max_accept <= MOST_AT_ONCE:  # as gunicorn has it where there are several processes
+                    self.max_accept = mine.at_once()
                 super()._do_read()
 
     return SpreadingServer

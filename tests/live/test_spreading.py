@@ -16,8 +16,8 @@ from tests.live.test_chat import ask
 from tests.support.processes import Router, Worker, wait_until
 
 PROCESSES = 4
-STREAMS = 400
-CLIENTS = 20
+STREAMS = 600
+CLIENTS = 10
 MOST_APART = 0.15
 """Of the mean."""
 
