@@ -16,7 +16,7 @@ import pytest
 from tests.support.processes import ROOT
 from wsgi_router import settings
 from wsgi_router.app import create_app
-from wsgi_router.observability import Metrics, WorkerMetrics
+from wsgi_router.observability import AdmissionMetrics, Metrics, WorkerMetrics
 
 README = (ROOT / "README.md").read_text("utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
@@ -52,7 +52,8 @@ def test_the_readme_names_the_aliases() -> None:
 
 
 def metric_names() -> Iterator[str]:
-    for metric in (*Metrics((0.1, 1.0)).registry.collect(), *WorkerMetrics({}).collect()):
+    shown = (*WorkerMetrics({}).collect(), *AdmissionMetrics((0, 0)).collect())
+    for metric in (*Metrics((0.1, 1.0)).registry.collect(), *shown):
         yield metric.name + "_total" if metric.type == "counter" else metric.name
 
 

@@ -64,6 +64,8 @@ WORKERS_IN_LOWER_CASE = ("grpc://gpu-1.example:1", "grpc://[fe80::1]:2")
         ("WSGI_ROUTER_WORKERS", "", "workers", ()),
         ("WSGI_ROUTER_API_KEYS", "", "api_keys", ()),
         ("WSGI_ROUTER_TOKEN_TIMEOUT", "2147483", "token_timeout", 2147483.0),
+        ("WSGI_ROUTER_LOADS_INTERVAL", "0", "loads_interval", 0.0),
+        ("WSGI_ROUTER_LOADS_INTERVAL", "0.5", "loads_interval", 0.5),
     ],
 )
 def test_values(variable: str, value: str, name: str, expected: object) -> None:
@@ -104,6 +106,13 @@ def test_values(variable: str, value: str, name: str, expected: object) -> None:
         ("WSGI_ROUTER_KEEPALIVE_TIME", "1e12"),
         ("WSGI_ROUTER_FIRST_TOKEN_TIMEOUT", "2147484"),
         ("WSGI_ROUTER_MODEL", "a\nb"),
+        ("WSGI_ROUTER_KEY_PRIORITIES", "a=1"),
+        ("WSGI_ROUTER_KEY_PRIORITIES", "a"),
+        ("WSGI_ROUTER_KEY_PRIORITIES", "=1"),
+        ("WSGI_ROUTER_KEY_PRIORITIES", "a=high"),
+        ("WSGI_ROUTER_KEY_PRIORITIES", "a=1,a=2"),
+        ("WSGI_ROUTER_LOADS_INTERVAL", "0.01"),
+        ("WSGI_ROUTER_SHED_TOKEN_USAGE", "1.5"),
         ("PORT", "http"),
         ("SGL_POLICY_NAME", "fastest"),
         ("WSGI_ROUTER_CONFIG", "/does/not/exist.toml"),
@@ -124,6 +133,26 @@ def test_a_worker_has_one_role(twice: tuple[str, str]) -> None:
     settings.load({"WSGI_ROUTER_DECODE_WORKERS": many})
     with pytest.raises(settings.SettingsError, match="at most"):
         settings.load({"WSGI_ROUTER_DECODE_WORKERS": many, "WSGI_ROUTER_WORKERS": "a:1"})
+
+
+def test_priorities_of_keys(tmp_path: Path) -> None:
+    keys = {"WSGI_ROUTER_API_KEYS": "sk-1,sk=2=,c"}
+    loaded = settings.load({**keys, "WSGI_ROUTER_KEY_PRIORITIES": "sk-1=5, sk=2==-3"})
+    assert loaded.key_priorities == (("sk-1", 5), ("sk=2=", -3))
+    assert "sk-1" not in repr(loaded)
+    for bad in ("sk-1=5,other=1", "sk-1=x", "sk-1=1,sk-1=2"):
+        with pytest.raises(settings.SettingsError, match="WSGI_ROUTER_KEY_PRIORITIES") as caught:
+            settings.load({**keys, "WSGI_ROUTER_KEY_PRIORITIES": bad})
+        assert "sk-1" not in str(caught.value)
+        assert "other" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["SHED_WAITING_REQUESTS", "SHED_TOKEN_USAGE"])
+def test_shedding_needs_the_workers_loads(name: str) -> None:
+    given = {f"WSGI_ROUTER_{name}": "1"}
+    with pytest.raises(settings.SettingsError, match="LOADS_INTERVAL"):
+        settings.load(given)
+    assert settings.load({**given, "WSGI_ROUTER_LOADS_INTERVAL": "1"}).loads_interval == 1
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_parts(tmp_path: Path) -> None:
     def membership() -> Membership:
         return Membership(tuple(known), Board(), path, known)
 
-    def shown() -> dict[str, tuple[str, int]]:
+    def shown() -> dict[str, tuple[object, ...]]:
         return {url: tuple(member.part) for url, member in membership().members().items()}
 
     regular, prefill, decode = ("regular", 8998), ("prefill", 8998), ("decode", 8998)

@@ -141,7 +141,7 @@ def _admit(services: Services, path: str, environ: WSGIEnvironment) -> None:
     """Raises AuthenticationError if `path` needs a key; starts what each process has for itself."""
     keys = services.settings.api_keys
     if keys and auth.guarded(path):
-        auth.check_key(keys, environ.get("HTTP_AUTHORIZATION"))
+        environ[auth.KEY] = auth.check_key(keys, environ.get("HTTP_AUTHORIZATION"))
     services.start()
 
 

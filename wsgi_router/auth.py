@@ -10,6 +10,8 @@ from wsgi_router.errors import AuthenticationError, PermissionDeniedError
 
 _GUARDED: Final = ("/v1", "/generate")
 _SCHEME: Final = "bearer "
+KEY: Final = "wsgi_router.key"
+"""Where a WSGI environ has the place of the key that its request was sent with."""
 
 
 def guarded(path: str) -> bool:
@@ -17,8 +19,8 @@ def guarded(path: str) -> bool:
     return any(path == prefix or path.startswith(prefix + "/") for prefix in _GUARDED)
 
 
-def check_key(keys: Sequence[str], authorization: str | None) -> None:
-    """Raises AuthenticationError unless the header holds one of `keys`."""
+def check_key(keys: Sequence[str], authorization: str | None) -> int:
+    """Which of `keys` the header holds, by its place among them. Raises AuthenticationError if none."""
     if not authorization:
         raise AuthenticationError("You didn't provide an API key. Send it as 'Authorization: Bearer KEY'.")
     sent = authorization[len(_SCHEME) :].strip() if authorization.lower().startswith(_SCHEME) else ""
@@ -27,6 +29,7 @@ def check_key(keys: Sequence[str], authorization: str | None) -> None:
     matches = [hmac.compare_digest(encoded, key.encode()) for key in keys]
     if not any(matches):
         raise AuthenticationError("Incorrect API key provided.")
+    return matches.index(True)
 
 
 def check_admin(key: str, authorization: str | None) -> None:

@@ -79,6 +79,18 @@ class _Again(NamedTuple):
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
+    __slots__ = (
+        "_again",
+        "_client",
+        "_deadline",
+        "_dispatcher",
+        "_leases",
+        "_opening",
+        "_queue",
+        "answer",
+        "choices",
+    )
+
     def __init__(
         self, dispatcher: Dispatcher, client: ClientWatch | None, answer: Any, deadline: float = math.inf
     ) -> None:
@@ -169,7 +181,7 @@ class Generation:
         ready = queue.ready
         taken: list[Ready] = []
         while ready:
-            choice, item = ready.popleft()
+            choice, item = ready.pop(0)
             if not choice.stale and (not opening or self._begun(choice, item)):
                 taken.append((choice.index, item))
         if queue.room:
@@ -183,7 +195,7 @@ class Generation:
             while ready:
                 if self._begun(*ready[0]):
                     return
-                ready.popleft()
+                ready.pop(0)
             self.wait()
             if self.client_gone or self.closed:
                 raise ClientGone
@@ -203,6 +215,8 @@ class Generation:
             if companion is not None:
                 companion.let_end()
             dispatcher.start_others(self, opening, choice)
+            if not self._opening:
+                self._opening.clear()  # gives its memory back
             return True
         choice.stale = True
         if companion is not None:
@@ -300,10 +314,12 @@ class Dispatcher:
         patience: float | None = None,
         answer: Any = None,
         until: float = math.inf,
+        on_close: Callable[[], object] | None = None,
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
 
-        `answer`: the native stream, for a transport that feeds it by itself.
+        `answer`: the native stream, for a transport that feeds it by itself. `on_close` is called when the
+        generation has closed, however it comes to that; it may be called more than once.
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
@@ -321,6 +337,7 @@ class Dispatcher:
         now = time.monotonic()
         deadline = now + patience
         generation = Generation(self, client, answer, until)
+        generation._queue.on_close = on_close
         generation.choices = sum(job.choices for job in jobs)
         self._retries.count(generation.choices, now)
         try:

@@ -12,6 +12,10 @@
     ├─ MethodNotAllowedError        405    invalid_request_error  method_not_allowed        client
     ├─ ClientGone                   499    (never sent)           client_gone               client
     ├─ InternalError                500    server_error           internal_error            ours
+    ├─ CapacityError                                                                        load
+    │  ├─ QueueFullError            429    rate_limit_error       queue_full                load
+    │  ├─ QueueTimeoutError         503    server_error           queue_timeout             load
+    │  └─ OverloadedError           503    server_error           workers_overloaded        load
     ├─ NoWorkerError                503    server_error           no_worker_available       operator
     ├─ NoTokenizerError             503    server_error           no_tokenizer              operator
     ├─ DrainingError                503    server_error           draining                  operator
@@ -169,6 +173,35 @@ class InternalError(RouterError):
 
     def __init__(self, message: str = "The router had an internal error.") -> None:
         super().__init__(message)
+
+
+class CapacityError(RouterError):
+    """More was asked for than can be done now; it may be otherwise `retry_after` seconds later."""
+
+    status = 503
+    code = "overloaded"
+    retryable = True
+    message_: str = "There is too much to do at the moment."
+
+    def __init__(self, retry_after: int = RETRY_AFTER_SECONDS) -> None:
+        super().__init__(self.message_)
+        self.retry_after = retry_after
+
+
+class QueueFullError(CapacityError):
+    status = 429
+    code = "queue_full"
+    message_ = "Too many requests are waiting."
+
+
+class QueueTimeoutError(CapacityError):
+    code = "queue_timeout"
+    message_ = "The request has waited its turn for too long."
+
+
+class OverloadedError(CapacityError):
+    code = "workers_overloaded"
+    message_ = "All workers have more to do than they can."
 
 
 class NoWorkerError(RouterError):

@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from wsgi_router import runtime
+from wsgi_router import metrics_files, runtime
 from wsgi_router.ids import random_id
 
 LOGGER: Final = logging.getLogger("wsgi_router")
@@ -58,6 +59,9 @@ class WorkerStat(NamedTuple):
 
 WorkerStats = Mapping[str, WorkerStat]
 """By URL."""
+
+AdmissionStats = tuple[int, int]
+"""Requests that run, and those that wait for it."""
 
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
@@ -151,6 +155,18 @@ class Metrics:
             **common,
         )
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
+        self.refused = Counter(
+            "requests_refused",
+            "Requests that were too many: by the limit, or for the workers.",
+            ["reason"],
+            **common,
+        )
+        self.queue_time = Histogram(
+            "queue_seconds",
+            "Time that a request waited until it was allowed to run.",
+            buckets=_SECONDS,
+            **common,
+        )
 
         self._pending: dict[_Value, float] = {}
         self._lock = runtime.brief_lock()
@@ -178,6 +194,13 @@ class Metrics:
 
     def first_token_after(self, seconds: float) -> Iterator[Change]:
         return _observation(self.first_token, seconds)
+
+    def queued_for(self, seconds: float) -> Iterator[Change]:
+        return _observation(self.queue_time, seconds)
+
+    def count_refusal(self, reason: str) -> None:
+        """One more request was too many; `reason` is its error's code."""
+        self.note(((self.refused.labels(reason), 1),))
 
     def answered(self, route: str, status: int, seconds: float) -> Iterator[Change]:
         """One more request answered."""
@@ -210,19 +233,23 @@ class Metrics:
         if tokens:
             self.note(((self.prompt_cache_hits, 1), (self.prompt_cache_tokens, tokens)))
 
-    def render(self, workers: WorkerStats) -> tuple[bytes, str]:
+    def render(self, workers: WorkerStats, admission: AdmissionStats | None = None) -> tuple[bytes, str]:
         """(text, content type) of /metrics, over all processes; `workers` are those of the pool."""
         self.flush()
         from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = CollectorRegistry()
-        if os.environ.get(MULTIPROCESS_VARIABLE):
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        else:
-            registry.register(self.registry)
         registry.register(WorkerMetrics(workers))
-        return generate_latest(registry), CONTENT_TYPE_LATEST
+        if admission is not None:
+            registry.register(AdmissionMetrics(admission))
+        folder = os.environ.get(MULTIPROCESS_VARIABLE)
+        if not folder:
+            registry.register(self.registry)
+            return generate_latest(registry), CONTENT_TYPE_LATEST
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        with metrics_files.reading(Path(folder)):
+            return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _observation(histogram: Any, seconds: float) -> Iterator[Change]:
@@ -261,6 +288,22 @@ class WorkerMetrics:
         return up, held, states, breakers
 
 
+class AdmissionMetrics:
+    """What the limit of requests holds now, in all processes."""
+
+    def __init__(self, stats: AdmissionStats) -> None:
+        self._stats = stats
+
+    def collect(self) -> Iterable[Any]:
+        """For prometheus_client."""
+        from prometheus_client.core import GaugeMetricFamily
+
+        running, waiting = self._stats
+        name = "wsgi_router_requests_"
+        yield GaugeMetricFamily(f"{name}running", "Requests that the limit lets run.", value=running)
+        yield GaugeMetricFamily(f"{name}waiting", "Requests that the limit lets wait.", value=waiting)
+
+
 _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
 """Until the native core's own are set."""
 
@@ -287,8 +330,28 @@ def metrics() -> Metrics:
         return _made[_token_bounds]
 
 
+_NO_STATS: Final[Mapping[str, Any]] = {}
+_FINISHING: Final = runtime.brief_lock()
+
+
 class RequestRecord:
     """What becomes of one request: counted in flight when made, and logged and counted once, by `finish`."""
+
+    __slots__ = (
+        "_finished",
+        "_first_token",
+        "_is_probe",
+        "_label",
+        "deferred",
+        "method",
+        "model",
+        "outcome",
+        "request_id",
+        "route",
+        "started",
+        "stats",
+        "status",
+    )
 
     def __init__(self, method: str, route: str, request_id: str) -> None:
         self.method = method
@@ -298,14 +361,13 @@ class RequestRecord:
         self.deferred = False
         """True once a stream has taken over; it calls `finish` itself."""
         self.outcome = COMPLETE
-        self.stats: Mapping[str, Any] = {}
+        self.stats = _NO_STATS
         self.model = ""
         self._label = ""
         self.started = time.monotonic()
         """When the request's headers were there."""
         self._first_token: float | None = None
         self._finished = False
-        self._lock = runtime.brief_lock()
         self._is_probe = route in _PROBES
         if not self._is_probe:
             metrics().note(((metrics().in_flight, 1),))
@@ -334,7 +396,7 @@ class RequestRecord:
 
     def finish(self) -> None:
         """The request is over. Idempotent."""
-        with self._lock:
+        with _FINISHING:
             if self._finished:
                 return
             self._finished = True

@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, runtime
+from wsgi_router import lending, observability, peers, runtime, spreading
 from wsgi_router.api.services import close_all, start_all
 from wsgi_router.workers import board
 
@@ -16,7 +16,6 @@ _LOG = logging.getLogger(__name__)
 LAST_WORDS_SECONDS: Final = 3.0
 """Streams end so long before graceful_timeout, at which gunicorn's master kills."""
 
-_LOOK_SECONDS: Final = 0.25
 _QUICK_SECONDS: Final = 1.0
 
 
@@ -30,7 +29,11 @@ def start(worker: Any) -> None:
     """
     start_all()
     lending.keep_settings(worker.cfg)
+    lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
+    mine = peers.current()
+    spreading.spread(worker, mine)
+    mine.beat()
     runtime.spawn(_watch, worker)
 
 
@@ -49,12 +52,14 @@ def end_streams() -> None:
 
 
 def _watch(worker: Any) -> None:
-    process = os.getpid()
+    process, mine = os.getpid(), peers.current()
     while worker.alive:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(peers.BEAT_SECONDS)
+        mine.beat()
+    mine.retire()
     board.current().resign()
     if runtime.drain.begun:
         return  # it ends at once
-    seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - _LOOK_SECONDS, 0.0)
+    seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - peers.BEAT_SECONDS, 0.0)
     _LOG.info("process %d takes no new connections; open streams may run %.0f s more", process, seconds)
     runtime.drain.begin(seconds)

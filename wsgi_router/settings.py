@@ -195,6 +195,32 @@ def _api_key(value: object) -> str:
     return key
 
 
+def _key_priorities(value: object) -> tuple[tuple[str, int], ...]:
+    """Of words such as KEY=5; a key may hold = itself. No message repeats one."""
+    found: dict[str, int] = {}
+    for place, word in enumerate(_words(value), 1):
+        key, equals, number = word.rpartition("=")
+        if not (equals and key and re.fullmatch(r"[+-]?\d{1,3}", number)):
+            raise ValueError(f"entry {place} is no KEY=PRIORITY, with a priority from -999 to 999")
+        if found.setdefault(_api_key(key), int(number)) != int(number):
+            raise ValueError(f"entry {place} names a key for the second time")
+    return tuple(found.items())
+
+
+def _loads_interval(value: object) -> float:
+    number = _seconds(0)(value)
+    if 0 < number < 0.1:
+        raise ValueError("must be 0, or at least 0.1 seconds")
+    return number
+
+
+def _fraction(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 1:
+        raise ValueError("must be between 0 and 1")
+    return number
+
+
 def _header_names(value: object) -> tuple[str, ...]:
     names = tuple(word.lower() for word in _words(value))
     for name in names:
@@ -322,6 +348,39 @@ class Settings:
         _api_key,
         "Key that /workers and /flush_cache accept as Bearer token. Empty: they answer 403.",
         secret=True,
+    )
+    max_concurrent_requests: int = _row(
+        0,
+        _integer(0, 10**6),
+        "Requests that generate at once, over all processes; more wait their turn. 0: no limit.",
+    )
+    queue_limit: int = _row(
+        100,
+        _integer(0, 10**6),
+        "Requests that wait for `MAX_CONCURRENT_REQUESTS`, divided among the processes; beyond it 429.",
+    )
+    queue_timeout: float = _row(
+        60.0, _seconds(0.01), "Longest wait for `MAX_CONCURRENT_REQUESTS`; beyond it 503."
+    )
+    key_priorities: tuple[tuple[str, int], ...] = _row(
+        (),
+        _key_priorities,
+        "KEY=PRIORITY for some of `API_KEYS`: of those that wait, the higher is served first. Others have 0.",
+        secret=True,
+    )
+    loads_interval: float = _row(
+        0.0,
+        _loads_interval,
+        "Pause between two questions to each worker for its own load, which the policies by load then count "
+        "in. 0: it is not asked.",
+    )
+    shed_waiting_requests: int = _row(
+        0,
+        _integer(0, 10**6),
+        "A worker that has as many requests waiting is full. All of a model full: 503. 0: it never is.",
+    )
+    shed_token_usage: float = _row(
+        0.0, _fraction, "A worker that uses so much of its token memory, 0 to 1, is full. 0: it never is."
     )
     queue_size: int = _row(
         2000,
@@ -488,16 +547,23 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         if variable in environ:
             _put(values, name, environ[variable], variable)
     settings = Settings(**values)
-    _check_workers(settings)
+    _check_together(settings)
     return settings
 
 
-def _check_workers(settings: Settings) -> None:
-    """Each list was checked by itself. Raises SettingsError."""
+def _check_together(settings: Settings) -> None:
+    """What one setting says of another. Raises SettingsError."""
     try:
         _worker_urls(settings.all_workers())
     except ValueError as error:
         raise SettingsError(f"WORKERS, PREFILL_WORKERS and DECODE_WORKERS: together {error}") from None
+    keys = {key for key, _ in settings.key_priorities}
+    if not keys <= set(settings.api_keys):
+        raise SettingsError(f"{PREFIX}KEY_PRIORITIES names a key that is not in {PREFIX}API_KEYS")
+    if (settings.shed_waiting_requests or settings.shed_token_usage) and not settings.loads_interval:
+        raise SettingsError(
+            f"{PREFIX}SHED_… needs {PREFIX}LOADS_INTERVAL: else no worker is asked for its load"
+        )
 
 
 def processes(environ: Mapping[str, str]) -> int | None:

@@ -70,7 +70,7 @@ class Pairs:
     """Workers of either half and a router in front of them."""
 
     def __init__(
-        self, halves: Halves, transport: str, stack: ExitStack, prefills: int = 1, **settings: str
+        self, halves: Halves, transport: str, stack: ExitStack, prefills: int = 1, **settings: Any
     ) -> None:
         self._halves = halves
         with ThreadPoolExecutor() as pool:
@@ -308,7 +308,7 @@ def dies_while_its_answer_comes(pairs: Pairs) -> Worker:
     body = ask("two-seconds", stream=True)
     with httpx.stream("POST", pairs.router.url + URL, json=body, timeout=30) as answer:
         events = sse.events(answer.iter_lines())
-        seen = [next(events)]
+        seen: list[Any] = [next(events)]
         after = [one.server_info()["generate_calls"] for one in pairs.prefills]
         owner = pairs.prefills[0 if after[0] > before[0] else 1]
         owner.kill()

@@ -9,7 +9,7 @@ from flask import Blueprint
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import Answer, generate, generating
+from wsgi_router.api.generation import Answer, arrive, generate, generating
 from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import Generated, TextCompletion
 
@@ -36,8 +36,9 @@ def completions(services: Services, record: observability.RequestRecord, environ
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
     hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
+    flow = arrive(services, environ, card.name, asked.user)
     prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared)
+    return generate(services, record, environ, prepared, flow)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -64,5 +65,6 @@ def generate_natively(
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
     hints = services.routing.hints(environ, asked.user)
+    flow = arrive(services, environ, card.name, asked.user)
     prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared)
+    return generate(services, record, environ, prepared, flow)

@@ -20,6 +20,9 @@ from wsgi_router.errors import (
     NotFoundError,
     NoTokenizerError,
     NoWorkerError,
+    OverloadedError,
+    QueueFullError,
+    QueueTimeoutError,
     RequestTimeoutError,
     RouterError,
     WorkerAbortError,
@@ -39,7 +42,8 @@ TOKENS: Final[Errors] = (ContextLengthError, NoTokenizerError)
 WORKER: Final[Errors] = (NoWorkerError, WorkerProtocolError, WorkerAbortError)
 """With these go the statuses of the table GRPC_STATUS."""
 ABSENT: Final[Errors] = (NotFoundError,)
-GENERATION: Final[Errors] = (*BODY, *MODEL, *TOKENS, *WORKER)
+CAPACITY: Final[Errors] = (QueueFullError, QueueTimeoutError, OverloadedError)
+GENERATION: Final[Errors] = (*BODY, *MODEL, *TOKENS, *WORKER, *CAPACITY)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from wsgi_router.api.answers import json_response
 from wsgi_router.api.body import read_body
 from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.fanout import read
-from wsgi_router.api.generation import warn
+from wsgi_router.api.generation import arrive, entered, warn
 from wsgi_router.api.services import Services, current
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
@@ -38,17 +38,20 @@ def embeddings() -> Response:
     record.unknown_fields(asked.unknown)
     card = services.pool.resolve_model(asked.model)
     record.model = card.name
+    flow = arrive(services, request.environ, card.name, asked.user)
     ids = _token_ids(asked, card, services)
     shorter = None if asked.dimensions is None else _shorter_dimensions(services, card)
-    answers = services.calls.ask_for_each(
-        "Embed",
-        [_request(one) for one in ids],
-        services.settings.first_token_timeout,
-        card.name,
-        ClientWatch(request.environ),
-        services.routing.hints(request.environ, asked.user),
-        services.deadline(record),
-    )
+    client, until = ClientWatch(request.environ), services.deadline(record)
+    with entered(services, flow, client, until):
+        answers = services.calls.ask_for_each(
+            "Embed",
+            [_request(one) for one in ids],
+            services.settings.first_token_timeout,
+            card.name,
+            client,
+            services.routing.hints(request.environ, asked.user),
+            until,
+        )
     data, tokens = [], 0
     for index, answer in enumerate(answers):
         vector, count = _vector(answer)

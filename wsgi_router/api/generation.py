@@ -7,14 +7,16 @@ The application calls it past Flask where it can (`app.RouterApp`); `generating`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 from flask import Response, g, request
 
-from wsgi_router import native, observability, postprocess, preprocess
+from wsgi_router import auth, native, observability, postprocess, preprocess
 from wsgi_router.api.services import Services, current
 from wsgi_router.client_watch import ClientWatch
+from wsgi_router.fair_queue import Flow
 from wsgi_router.postprocess import StreamResponse
 
 _WARNING_NAMES: Final = 10
@@ -61,16 +63,48 @@ def handler_of(view: Callable[..., Any]) -> Handler | None:
     return getattr(view, _HANDLER, None)
 
 
+def arrive(services: Services, environ: dict[str, Any], model: str, user: str | None) -> Flow | None:
+    """To be called with what is right in itself, before it costs anything. None where there is no limit.
+
+    Raises CapacityError if it is too much; see `admission`.
+    """
+    admission = services.admission
+    if admission is None:
+        return None
+    return admission.arrive(environ.get(auth.KEY), user, model)
+
+
+@contextmanager
+def entered(services: Services, flow: Flow | None, client: ClientWatch, until: float) -> Iterator[None]:
+    """Within, the request has been allowed to run; `flow` is what `arrive` has said, `until` its deadline."""
+    if flow is None or services.admission is None:
+        yield
+        return
+    slot = services.admission.enter(flow, client, until)
+    try:
+        yield
+    finally:
+        slot.release()
+
+
 def generate(
     services: Services,
     record: observability.RequestRecord,
     environ: dict[str, Any],
     prepared: preprocess.Prepared,
+    flow: Flow | None = None,
 ) -> Answer:
-    """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent."""
+    """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent.
+
+    `flow`: what `arrive` has said.
+    """
     stream = native.new_stream(services.tokenizer, prepared.stream_options)
+    client, until = ClientWatch(environ), services.deadline(record)
+    on_close = None
+    if flow is not None and services.admission is not None:
+        on_close = services.admission.enter(flow, client, until).release
     generation = services.dispatcher.open(
-        prepared.jobs, ClientWatch(environ), answer=stream, until=services.deadline(record)
+        prepared.jobs, client, answer=stream, until=until, on_close=on_close
     )
     record.first_token()
     if prepared.streaming:

@@ -18,5 +18,7 @@ def show() -> Response:
     services = current()
     if not services.settings.metrics:
         raise NotFoundError("Metrics are switched off.")
-    text, content_type = observability.metrics().render(services.pool.stats())
+    admission = services.admission
+    stats = None if admission is None else admission.stats()
+    text, content_type = observability.metrics().render(services.pool.stats(), stats)
     return Response(text, content_type=content_type)

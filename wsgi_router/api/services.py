@@ -12,14 +12,16 @@ from typing import Any, Final
 
 from flask import current_app
 
-from wsgi_router import native, observability, runtime
+from wsgi_router import native, observability, peers, runtime
 from wsgi_router.adapters import Adapters
+from wsgi_router.admission import Admission
 from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import NoTokenizerError
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
+from wsgi_router.worker_loads import WorkerLoads
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateTransport
 
@@ -61,6 +63,9 @@ class Services:
         self._dispatcher: Dispatcher
         self._calls: Calls
         self._adapters: Adapters
+        self.admission: Admission | None = None
+        """None where nothing is limited; made by `start`."""
+        self._loads: WorkerLoads | None = None
         self._transport: GenerateTransport
 
     def start(self) -> None:
@@ -84,6 +89,13 @@ class Services:
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._adapters = Adapters(self._pool, self._transport, self.settings)
+        self._loads = None
+        if self.settings.loads_interval:
+            self._loads = WorkerLoads(self._pool, self._transport, self.settings)
+            self._loads.start()
+        shed = self._loads.check if self._loads is not None and self._loads.sheds else None
+        limited = self.settings.max_concurrent_requests or shed is not None
+        self.admission = Admission(self.settings, peers.current(), shed) if limited else None
         self._pool.start()
         self._pool.wait_for_answer()
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
@@ -93,6 +105,8 @@ class Services:
         with self._lock:
             if self._pid == runtime.process_id():
                 self._pid = None
+                if self._loads is not None:
+                    self._loads.close()
                 self._pool.close()
                 self._transport.close()
 

@@ -13,6 +13,7 @@ from wsgi_router import runtime
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.breaker import ANSWERED, Event, Limits, Phase, State
 from wsgi_router.workers.health import Health
+from wsgi_router.workers.reports import Reported
 from wsgi_router.workers.roles import REGULAR, Part
 
 _USABLE: Final = (State.UP, State.SUSPECT)
@@ -81,7 +82,14 @@ class Worker:
         self._life = self.record.life
         self._adapters: Mapping[str, Adapter] = {}
         self._adapters_at = -math.inf
+        self.reported: Reported | None = None
+        """What it says of its own load, where it is asked for that."""
         self._lock = runtime.brief_lock()
+
+    @property
+    def column(self) -> int:
+        """Its place in what the processes share; another worker may have it once this one is closed."""
+        return self._load.column
 
     @property
     def state(self) -> State:
@@ -129,6 +137,12 @@ class Worker:
     def load(self) -> int:
         """Requests that it has in hand, of all processes of this server."""
         return self._load.total()
+
+    @property
+    def load_with_others(self) -> int:
+        """`load`, and the requests of others than this server, as far as the worker tells."""
+        own = self._load.total()
+        return own if self.reported is None else own + self.reported.others()
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""

@@ -41,7 +41,7 @@ class PowerOfTwo(Policy):
         if len(workers) == 1:
             return workers[0]
         one, other = random.sample(workers, 2)
-        return one if one.load <= other.load else other
+        return one if one.load_with_others <= other.load_with_others else other
 
 
 class LeastLoad(Policy):
@@ -52,7 +52,7 @@ class LeastLoad(Policy):
         self._count = itertools.count()
 
     def select(self, workers: Sequence[Worker], hints: Hints) -> Worker:
-        loads = [worker.load for worker in workers]  # once: they change under other threads
+        loads = [worker.load_with_others for worker in workers]  # once: they change under other threads
         least = min(loads)
         idlest = [worker for worker, load in zip(workers, loads, strict=True) if load == least]
         return idlest[next(self._count) % len(idlest)]

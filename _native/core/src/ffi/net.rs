@@ -294,10 +294,11 @@ pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
 /// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |shared, inner, _| {
+    guard_stream(handle, err, |shared, inner, taken| {
         if fd < 0 {
             return Err(Error::new(Code::Internal, "no socket was lent"));
         }
+        *taken = Vec::new();
         // SAFETY: the caller keeps it open until it takes it back, or frees the stream.
         shared.lend(inner, unsafe { BorrowedFd::borrow_raw(fd) });
         Ok(())

@@ -1,0 +1,147 @@
+"""The workers' own loads: one process asks for them, all go by them.
+
+Policies choose by them, and what is too much for all workers is refused before anything of it is sent.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from wsgi_router import observability, runtime
+from wsgi_router.errors import OverloadedError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.settings import Settings
+from wsgi_router.workers import board, reports
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.reports import Report, Reported
+from wsgi_router.workers.transport import RpcFailure, Transport
+from wsgi_router.workers.worker import Worker
+
+_LOG = logging.getLogger(__name__)
+_UNABLE_SECONDS: Final = 60.0
+"""A worker that does not know the question is asked again after so long: it may have been replaced."""
+_LEAST_TIMEOUT: Final = 1.0
+
+
+class WorkerLoads:
+    """Asks the workers every LOADS_INTERVAL seconds, if this process leads. One for each process."""
+
+    def __init__(self, pool: WorkerPool, transport: Transport, settings: Settings) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._interval = settings.loads_interval
+        self._timeout = min(max(self._interval, _LEAST_TIMEOUT), settings.health_timeout)
+        self._most_waiting = settings.shed_waiting_requests
+        self._most_tokens = settings.shed_token_usage
+        self._board = board.current()
+        self._reports = reports.current()
+        self._asking: set[Worker] = set()
+        self._unable: dict[Worker, float] = {}  # until when
+        self._closed = False
+        self._wakeup = runtime.wakeup()
+
+    def start(self) -> None:
+        """Begins to ask. Once, after the fork."""
+        runtime.spawn(self._run)
+
+    def close(self) -> None:
+        self._closed = True
+        self._wakeup.set()
+
+    @property
+    def sheds(self) -> bool:
+        """Whether any load is too much."""
+        return bool(self._most_waiting or self._most_tokens)
+
+    def check(self, model: str) -> None:
+        """Raises OverloadedError if all workers that may be asked for `model` are full; NoWorkerError.
+
+        One that does not tell its load is never full.
+        """
+        for worker in self._pool.candidates(model):
+            report = None if worker.reported is None else worker.reported.latest()
+            if report is None or not self._full(worker, report):
+                return
+        observability.metrics().count_refusal(OverloadedError.code)
+        raise OverloadedError(max(math.ceil(self._interval), 1))
+
+    def _full(self, worker: Worker, report: Report) -> bool:
+        if self._most_tokens and report.token_usage >= self._most_tokens:
+            return True
+        if not self._most_waiting:
+            return False
+        # What was sent there since waits, too, but for what could begin at once.
+        since = worker.load - report.ours - report.free
+        return report.waiting + max(since, 0) >= self._most_waiting
+
+    def _run(self) -> None:
+        while not self._closed:
+            try:
+                self.turn()
+            except Exception:
+                _LOG.exception("asking the workers for their loads failed")
+            self._wakeup.wait(self._interval)
+
+    def turn(self) -> None:
+        """Asks each worker that may be asked, but for those that still owe an answer."""
+        workers = self._pool.workers
+        for worker in workers:
+            if worker.reported is None:
+                worker.reported = Reported(self._reports, worker.column, self._interval)
+        if not self._board.leads():
+            return
+        for column in set(self._reports.written()) - {worker.column for worker in workers}:
+            self._reports.clear(column)
+        now = time.monotonic()
+        self._unable = {worker: until for worker, until in self._unable.items() if until > now}
+        for worker in workers:
+            if worker.usable() and worker not in self._asking and worker not in self._unable:
+                self._asking.add(worker)
+                runtime.spawn(self._ask, worker)
+
+    def _ask(self, worker: Worker) -> None:
+        before = worker.load
+        try:
+            answer = self._transport.unary(worker, "GetLoads", b"", self._timeout)
+            found = pb.GetLoadsResponse.FromString(answer)
+            if found.loads:
+                self._reports.put(worker.column, _report(found, max(before, worker.load)))
+        except RpcFailure as failure:
+            self._failed(worker, failure)
+        except (DecodeError, ValueError, OverflowError) as error:
+            _LOG.debug("worker %s has told no load: %r", worker.url, error)
+        finally:
+            self._asking.discard(worker)
+
+    def _failed(self, worker: Worker, failure: RpcFailure) -> None:
+        """Of its health others take care; figures that do not come grow old."""
+        _LOG.debug("worker %s has told no load: %s", worker.url, failure)
+        if failure.code == "UNIMPLEMENTED":
+            self._unable[worker] = time.monotonic() + _UNABLE_SECONDS
+            self._reports.clear(worker.column)
+
+    def __repr__(self) -> str:
+        return f"<WorkerLoads every {self._interval:g} s {self._reports!r}>"
+
+
+_ANY: Final = 2**31
+
+
+def _free(load: pb.SchedulerLoad) -> int:
+    most = load.max_running_requests
+    return max(most - load.num_running_reqs, 0) if most > 0 else _ANY
+
+
+def _report(answer: pb.GetLoadsResponse, ours: int) -> Report:
+    """The sum over a worker's data-parallel ranks; of `token_usage` the mean."""
+    loads = answer.loads
+    running = sum(load.num_running_reqs for load in loads)
+    waiting = sum(load.num_waiting_reqs for load in loads)
+    free = sum(_free(load) for load in loads)
+    usage = sum(load.token_usage for load in loads) / len(loads)
+    return Report(waiting, 0 if waiting else free, usage, ours, max(running + waiting - ours, 0))
