@@ -84,7 +84,7 @@ def ends_scenario(prefill: int, met: int, decode: int, count: int) -> None:
             running.pop()
 
     for _ in range(count):
-        wait_until(lambda: len(running) < 30, 30)
+        wait_until(lambda: len(running) < 30, 90)
         running.append(1)
         arguments = (
             chance.choice(KINDS),
@@ -93,7 +93,7 @@ def ends_scenario(prefill: int, met: int, decode: int, count: int) -> None:
             chance.random() < 0.8,
         )
         threading.Thread(target=request, args=arguments).start()
-    wait_until(lambda: not running, 60)
+    wait_until(lambda: not running, 90)
     gc.collect()
     wait_until(lambda: flow.in_flight() == 0, 10, repr(flow.pool))
     flow.assert_idle(15)  # less than a half waits for the other
@@ -106,4 +106,4 @@ def ends_scenario(prefill: int, met: int, decode: int, count: int) -> None:
 
 @pytest.mark.parametrize("mode", TRANSPORT_MODES)
 def test_requests_that_end_in_every_way(pair: tuple[int, int, int], mode: str) -> None:
-    run(mode, ends_scenario, *pair, 120, seconds=120)
+    run(mode, ends_scenario, *pair, 60, seconds=240)
