@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 from types import SimpleNamespace
 
 import pytest
+from gunicorn.config import Config
+from gunicorn.glogging import Logger
+from gunicorn.workers.ggevent import GeventWorker
 
 from tests.support.processes import wait_until
 from wsgi_router import gunicorn_conf, runtime, serving
@@ -64,3 +68,22 @@ def test_what_the_processes_share_is_not_tidied_up_while_they_run() -> None:
     os.close(tidying)
     gunicorn_conf.on_exit(None)
     assert not folder.exists()
+
+
+def test_a_connection_taken_before_the_listener_closed_is_answered() -> None:
+    """As at a reload: its greenlet's turn comes when there is no listener any more."""
+    configuration = Config()
+    configuration.set("keepalive", 0)
+    worker = object.__new__(GeventWorker)
+    worker.__dict__.update(cfg=configuration, log=Logger(configuration), alive=True, nr=0, max_requests=1000)
+    worker.wsgi = lambda _environ, start: start("204 No Content", []) and []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        worker.sockets = [listener]
+        serving.remember_names(worker)
+        client = socket.create_connection(listener.getsockname())
+        taken, address = listener.accept()
+    with client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        worker.handle(listener, taken, address)
+        client.settimeout(30)
+        assert client.recv(100).startswith(b"HTTP/1.1 204 ")

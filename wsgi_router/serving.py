@@ -31,10 +31,38 @@ def start(worker: Any) -> None:
     lending.keep_settings(worker.cfg)
     lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
+    remember_names(worker)
     mine = peers.current()
     spreading.spread(worker, mine)
     mine.beat()
     runtime.spawn(_watch, worker)
+
+
+class _Listener:
+    """A listening socket's name, which it has no more once it is closed."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, listener: Any) -> None:
+        self._name = listener.getsockname()
+
+    def getsockname(self) -> Any:
+        return self._name
+
+
+def remember_names(worker: Any) -> None:
+    """Keeps the names of `worker`'s listeners, beyond their end.
+
+    gunicorn asks for the name when a connection's turn comes, and drops the connection if that fails: one
+    that was taken just before the listener closed, at a reload, would be lost.
+    """
+    from gunicorn.workers.base_async import AsyncWorker
+
+    if not isinstance(worker, AsyncWorker):
+        return
+    named = {listener: _Listener(listener) for listener in worker.sockets}
+    handle = worker.handle
+    worker.handle = lambda listener, *connection: handle(named.get(listener, listener), *connection)
 
 
 def close() -> None:
