@@ -150,6 +150,18 @@ def _worker_urls(value: object) -> tuple[str, ...]:
     return urls
 
 
+def _paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
+    """Pairs, from NAME=PATH words or a table."""
+    given = [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value
+    parts = (word.partition("=") for word in _words(given))
+    pairs = tuple((name.strip(), path.strip()) for name, _, path in parts)
+    if not all(name and path for name, path in pairs):
+        raise ValueError("must be NAME=PATH, with commas between them")
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("names a model twice")
+    return pairs
+
+
 def _host_name(value: object) -> str:
     text = _text(value)
     if text and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text):
@@ -226,10 +238,22 @@ class Settings:
     tokenizer_path: str = _row(
         "",
         _text,
-        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file. Needed for any answer.",
+        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file, for all models that "
+        "`TOKENIZERS` does not name. Empty: their workers are asked for it.",
+    )
+    tokenizers: tuple[tuple[str, str], ...] = _row(
+        (), _paths_by_model, "Models with tokenizers of their own, NAME=PATH, separated by commas."
+    )
+    tokenizer_cache: str = _row(
+        "",
+        _text,
+        "Folder for tokenizers that came from workers. Empty: one that is removed when the server ends.",
     )
     chat_template: str = _row(
-        "", _text, "File with a chat template (Jinja) that takes the place of the tokenizer's own."
+        "",
+        _text,
+        "File with a chat template (Jinja) in place of the tokenizer's own, for all models that `TOKENIZERS` "
+        "does not name.",
     )
     model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
     bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")

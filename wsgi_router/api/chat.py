@@ -33,9 +33,9 @@ def chat_completions(
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
-    return generate(services, record, environ, prepared)
+    return generate(services, record, environ, prepared, tokenizer)

@@ -32,12 +32,12 @@ def completions(services: Services, record: observability.RequestRecord, environ
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared)
+    return generate(services, record, environ, prepared, tokenizer)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -60,9 +60,9 @@ def generate_natively(
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.user)
     prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared)
+    return generate(services, record, environ, prepared, tokenizer)

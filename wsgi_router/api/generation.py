@@ -66,9 +66,10 @@ def generate(
     record: observability.RequestRecord,
     environ: dict[str, Any],
     prepared: preprocess.Prepared,
+    tokenizer: native.Tokenizer,
 ) -> Answer:
     """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent."""
-    stream = native.new_stream(services.tokenizer, prepared.stream_options)
+    stream = native.new_stream(tokenizer, prepared.stream_options)
     generation = services.dispatcher.open(prepared.jobs, ClientWatch(environ), answer=stream)
     record.first_token()
     if prepared.streaming:

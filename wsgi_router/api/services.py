@@ -16,11 +16,12 @@ from wsgi_router.adapters import Adapters
 from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
-from wsgi_router.errors import NoTokenizerError
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
+from wsgi_router.tokenizers import Tokenizers
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateTransport
+from wsgi_router.workers.worker import ModelCard
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
@@ -45,7 +46,7 @@ TRANSPORTS: Final[Mapping[str, MakeTransport]] = {
 
 
 class Services:
-    """Tokenizer, workers and dispatcher of this process, made by `start` after the fork."""
+    """Tokenizers, workers and dispatcher of this process, made by `start` after the fork."""
 
     def __init__(self, settings: Settings, make_transport: MakeTransport | None = None) -> None:
         self.settings = settings
@@ -55,7 +56,8 @@ class Services:
         _ALL.add(self)
         self._lock = threading.Lock()
         self._pid: int | None = None
-        self._tokenizer: native.Tokenizer | None = None
+        self._known: native.Tokenizers | None = None
+        self._tokenizers: Tokenizers
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
         self._calls: Calls
@@ -63,7 +65,7 @@ class Services:
         self._transport: GenerateTransport
 
     def start(self) -> None:
-        """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
+        """Loads the tokenizers and begins to look after the workers. Idempotent; raises SettingsError.
 
         Called by the server's hook, or else by the first request: never before a fork, as channels, threads
         and hubs do not survive one.
@@ -76,15 +78,18 @@ class Services:
                 self._pid = runtime.process_id()
 
     def _start(self) -> None:
-        if self._tokenizer is None:
-            self._tokenizer = native.load_tokenizer(self.settings)
+        if self._known is None:
+            self._known = native.load_tokenizers(self.settings)
         self._transport = self._make_transport(self.settings)
         self._pool = WorkerPool(self.settings, self._transport)
         self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
         self._calls = Calls(self._pool, self._transport)
         self._adapters = Adapters(self._pool, self._transport, self.settings)
+        self._tokenizers = Tokenizers(self.settings, self._pool, self._transport, self._known)
         self._pool.start()
         self._pool.wait_for_answer()
+        self._tokenizers.start()
+        self._tokenizers.wait()
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
     def close(self) -> None:
@@ -92,15 +97,17 @@ class Services:
         with self._lock:
             if self._pid == runtime.process_id():
                 self._pid = None
+                self._tokenizers.close()
                 self._pool.close()
                 self._transport.close()
 
-    @property
-    def tokenizer(self) -> native.Tokenizer:
+    def tokenizer_of(self, card: ModelCard) -> native.Tokenizer:
         """Raises NoTokenizerError."""
-        if self._tokenizer is None:
-            raise NoTokenizerError
-        return self._tokenizer
+        return self._tokenizers.of(card.name)
+
+    @property
+    def tokenizers(self) -> Tokenizers:
+        return self._tokenizers
 
     @property
     def pool(self) -> WorkerPool:

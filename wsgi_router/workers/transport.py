@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -33,6 +33,9 @@ class RpcFailure(Exception):
         super().__init__(f"{code}: {details}" if details else code)
         self.code = code
         self.details = details
+
+
+TOO_LONG: Final = "the worker's answer has too many bytes"
 
 
 class MessageStream(Protocol):
@@ -120,6 +123,12 @@ class Transport(Protocol):
         """One call of `method` (its short name), blocking; raises RpcFailure, CANCELLED after `cancel`.
 
         Bounded in number: Embed, which may wait for a worker's queue for long, apart from all the others.
+        """
+
+    def messages(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+        """All messages of one call of a method that streams its answer, blocking.
+
+        Raises RpcFailure; RESOURCE_EXHAUSTED where they have more than `most` bytes. Bounded as `unary` is.
         """
 
     def abort(self, worker: Worker, request_id: str) -> None:
