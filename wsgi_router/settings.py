@@ -141,6 +141,13 @@ def worker_url(value: object) -> str:
 MOST_WORKERS: Final = 256
 
 
+def _dns_names(value: object) -> tuple[str, ...]:
+    names = tuple(worker_url(_text(word).removeprefix("dns+")) for word in _words(value))
+    if len(set(names)) != len(names):
+        raise ValueError("has a name twice")
+    return names
+
+
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len({url.partition("://")[2] for url in urls}) != len(urls):
@@ -234,6 +241,23 @@ class Settings:
         "",
         _text,
         "File that keeps what /workers has changed. Empty: it is kept until the server ends.",
+    )
+    workers_dns: tuple[str, ...] = _row(
+        (),
+        _dns_names,
+        "Names that stand for many workers, grpc://NAME:PORT or grpcs://: each address is one.",
+    )
+    kubernetes_selector: str = _row(
+        "",
+        _text,
+        "Label selector: the ready pods that it matches are workers. Empty: Kubernetes is not asked.",
+    )
+    kubernetes_namespace: str = _row("", _text, "Namespace of those pods. Empty: the router's own.")
+    kubernetes_port: int = _row(
+        30000, _integer(1, 65535), "Port of those pods, where they have no annotation wsgi-router/port."
+    )
+    discovery_interval: float = _row(
+        10.0, _seconds(0.1), "Pause between two look-ups of a name, or after Kubernetes could not be asked."
     )
     tokenizer_path: str = _row(
         "",
@@ -382,6 +406,11 @@ class Settings:
     log_level: str = _row(
         "info", _choice("debug", "info", "warning", "error"), "Least level that is logged, on standard error."
     )
+
+    def discovery_sources(self) -> tuple[str, ...]:
+        """Names of what discovers workers."""
+        pods = (self.kubernetes_namespace, self.kubernetes_selector, str(self.kubernetes_port))
+        return (*self.workers_dns, *(["kubernetes:" + "/".join(pods)] if self.kubernetes_selector else ()))
 
     def public(self) -> bool:
         """Whether `bind` is reachable from other machines."""

@@ -19,6 +19,7 @@ from wsgi_router.dispatch import Dispatcher
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
 from wsgi_router.tokenizers import Tokenizers
+from wsgi_router.workers.discovery import Discovery
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateTransport
 from wsgi_router.workers.worker import ModelCard
@@ -58,6 +59,7 @@ class Services:
         self._pid: int | None = None
         self._known: native.Tokenizers | None = None
         self._tokenizers: Tokenizers
+        self._discovery: Discovery
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
         self._calls: Calls
@@ -86,6 +88,9 @@ class Services:
         self._calls = Calls(self._pool, self._transport)
         self._adapters = Adapters(self._pool, self._transport, self.settings)
         self._tokenizers = Tokenizers(self.settings, self._pool, self._transport, self._known)
+        self._discovery = Discovery(self.settings, self._pool)
+        self._discovery.start()
+        self._discovery.wait()
         self._pool.start()
         self._pool.wait_for_answer()
         self._tokenizers.start()
@@ -97,6 +102,7 @@ class Services:
         with self._lock:
             if self._pid == runtime.process_id():
                 self._pid = None
+                self._discovery.close()
                 self._tokenizers.close()
                 self._pool.close()
                 self._transport.close()

@@ -45,7 +45,9 @@ class WorkerPool:
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         self._board = board.current()
-        self.membership = Membership(settings.workers, self._board, settings.workers_file)
+        self.membership = Membership(
+            settings.workers, self._board, settings.workers_file, settings.discovery_sources()
+        )
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()

@@ -1,0 +1,92 @@
+"""Workers by a name's addresses and by Kubernetes' pods, beside one of the settings; two processes follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.live.test_chat import ask
+from tests.live.test_processes import ADMIN, URL, seen_by_all
+from tests.support.dns import DnsServer
+from tests.support.kubernetes_api import NAMESPACE, KubernetesApi, pod
+from tests.support.processes import Router, Worker, wait_until
+
+
+@pytest.fixture
+def dns() -> Iterator[DnsServer]:
+    with DnsServer() as server:
+        yield server
+
+
+@pytest.fixture
+def api() -> Iterator[KubernetesApi]:
+    with KubernetesApi() as server:
+        yield server
+
+
+def wait_for(router: Router, *urls: str) -> None:
+    wait_until(lambda: seen_by_all(router) == {urls}, 30, f"{urls}, not {seen_by_all(router)}")
+
+
+def test_workers_that_come_and_go_by_themselves(
+    simulator_flags: tuple[str, ...],
+    dns: DnsServer,
+    api: KubernetesApi,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # gevent's second resolver may be given a server of ours.
+    monkeypatch.setenv("GEVENT_RESOLVER", "ares")
+    monkeypatch.setenv("GEVENTARES_SERVERS", "127.0.0.1")
+    monkeypatch.setenv("GEVENTARES_UDP_PORT", str(dns.port))
+    monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
+    with (
+        Worker(*simulator_flags) as static,
+        Worker(*simulator_flags, host="127.0.0.2") as first,
+        Worker(*simulator_flags, host="127.0.0.3", port=first.port) as second,
+        Worker(*simulator_flags, host="127.0.0.4") as in_pod,
+    ):
+        dns.addresses = ("127.0.0.2",)
+        router = Router(
+            static.url,
+            processes=2,
+            admin_key=ADMIN,
+            policy="round_robin",
+            workers_dns=f"grpc://workers.test:{first.port}",
+            discovery_interval="0.3",
+            kubernetes_selector="app=sglang",
+            kubernetes_namespace=NAMESPACE,
+        )
+        with router:
+            wait_for(router, static.url, first.url)
+            api.put(pod("a", "127.0.0.4", port=str(in_pod.port)))
+            wait_for(router, static.url, first.url, in_pod.url)
+            dns.addresses = ("127.0.0.3", "127.0.0.2")
+            workers = (static, first, second, in_pod)
+            wait_for(router, *(worker.url for worker in workers))
+            wait_until(lambda: router.metric("wsgi_router_worker_up") == len(workers), 20, "all up")
+            for _ in range(16):
+                assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
+            assert all(worker.server_info()["generate_calls"] > 0 for worker in workers)
+
+            dns.addresses = None
+            api.delete("a")
+            wait_for(router, static.url, first.url, second.url)
+            leader = min(router.processes(), key=lambda process: process.pid)
+            leader.kill()
+            wait_until(lambda: len(router.processes()) == 2 and leader not in router.processes(), 30)
+            dns.addresses = ("127.0.0.3",)
+            api.put(pod("b", "127.0.0.4", port=str(in_pod.port)))
+            wait_for(router, static.url, second.url, in_pod.url)
+
+            operator = httpx.Client(base_url=router.url, headers={"Authorization": f"Bearer {ADMIN}"})
+            with operator:
+                ids = {one["url"]: one["id"] for one in operator.get("/workers").json()["workers"]}
+                assert operator.delete(f"/workers/{ids[second.url]}").status_code == 200
+                wait_for(router, static.url, in_pod.url)
+                dns.addresses = ("127.0.0.2", "127.0.0.3")  # it was removed, and is there still
+                wait_for(router, static.url, first.url, in_pod.url)
+        assert "Traceback" not in router.output()
