@@ -49,6 +49,7 @@ class KubernetesApi:
         handler = type("Handler", (_Handler,), {"api": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
+        self.port = self._server.server_port
 
     def put(self, pod: dict[str, Any]) -> None:
         with self._changed:
@@ -90,9 +91,7 @@ class KubernetesApi:
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
-            "clusters": [
-                {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self._server.server_port}"}}
-            ],
+            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
             "users": [{"name": "u", "user": {"token": TOKEN}}],
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u"}}],
         }
