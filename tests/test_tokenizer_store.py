@@ -124,7 +124,7 @@ def test_what_is_broken_is_refused(spoil: Callable[[bytes], bytes]) -> None:
 
 
 def test_what_is_kept_is_found_by_all_and_only_as_it_was(tmp_path: Path) -> None:
-    board = Board(tmp_path / "state")
+    board = Board(tmp_path)
     cache = tmp_path / "cache"
     first, second = Store(board, str(cache)), Store(board, str(cache))
     assert first.record("m") is None
@@ -186,4 +186,4 @@ def test_without_a_server_the_folder_goes_with_the_store() -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
-        Store(Board(tmp_path / "state"), str(tmp_path / "file")).keep("m", "grpc://w:1", FILES)
+        Store(Board(tmp_path), str(tmp_path / "file")).keep("m", "grpc://w:1", FILES)

@@ -99,6 +99,23 @@ def test_each_model_has_the_tokenizer_of_its_worker(make: Callable[..., Models],
     assert app.transport.streams[0].worker.url == SECOND
 
 
+def test_a_model_without_workers_is_dropped_and_comes_back(
+    make: Callable[..., Models], tmp_path: Path
+) -> None:
+    app = make(FIRST)
+    app.serve(FIRST, "a", pieces(folder_with(tmp_path / "a", "A")))
+    app.wait_ready("a")
+    pool = app.services.pool
+    pool.membership.remove(FIRST)
+    pool.follow()
+    wait_until(lambda: repr(app.services.tokenizers) == "<Tokenizers of [] default=False>", 10)
+    pool.membership.add(FIRST)
+    pool.follow()
+    app.wait_ready("a")
+    assert app.prompt("a").startswith("A")
+    assert app.transport.asked.count("GetTokenizer") == 1
+
+
 def test_a_tokenizer_that_is_not_there_yet(
     make: Callable[..., Models], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -390,7 +390,7 @@ class Settings:
     prompt_cache_mib: int = _row(
         16,
         _integer(0, 2**20),
-        "MiB a process for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
+        "MiB a process and model for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
     )
     transport: str = _row(
         "auto",

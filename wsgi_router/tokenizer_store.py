@@ -149,7 +149,7 @@ class Store:
         of_files = digests(files)
         record = Record(model, worker, _folder_name(of_files), of_files)
         self._put_folder(record, files)
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._records, prefix="new-", delete=False) as new:
             new.write(msgspec.json.encode(record))
         os.replace(new.name, self._path(model, "json"))
@@ -167,7 +167,8 @@ class Store:
     def _put_folder(self, record: Record, files: Files) -> None:
         if self.folder(record) is not None:
             return
-        self._cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What has ended is not begun anew: the records' folder lies in one that goes with the server.
+        self._cache.mkdir(mode=0o700, parents=self._cache != self._records, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix="new-", dir=self._cache))
         try:
             for name, content in files.items():
@@ -191,7 +192,7 @@ class Store:
 
         Raises TimeoutError, OSError.
         """
-        self._records.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(self._path(model, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + seconds

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,7 +80,6 @@ class Tokenizers:
         self._wakeup = runtime.wakeup()
         self._compared: set[Worker] = set()
         self._comparing = False
-        self._lock = threading.Lock()
         self._closed = False
 
     def of(self, model: str) -> native.Tokenizer:
@@ -140,12 +138,19 @@ class Tokenizers:
     def _look_after(self) -> None:
         while not self._closed:
             now = time.monotonic()
+            self._drop_unserved()
             for model in self._missing():
                 if self._due.get(model, 0.0) <= now and model not in self._getting:
                     self._getting.add(model)
                     runtime.spawn(self._get, model)
             self._begin_to_compare()
             self._wakeup.wait(_LOOK_SECONDS)
+
+    def _drop_unserved(self) -> None:
+        """A model that has no workers any more needs no memory; should it come back, the files are there."""
+        served = {card.name for card in self._pool.models()}
+        for model in self._loaded.keys() - served - self.named:
+            del self._loaded[model]
 
     def _get(self, model: str) -> None:
         try:
@@ -166,6 +171,8 @@ class Tokenizers:
             self._wakeup.set()
 
     def _failed(self, model: str, why: str) -> None:
+        if self._closed:
+            return
         count = self._failures.get(model, 0)
         self._failures[model] = count + 1
         self._due[model] = time.monotonic() + _PAUSES[min(count, len(_PAUSES) - 1)]

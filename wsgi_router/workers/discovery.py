@@ -54,7 +54,7 @@ class DnsName:
         self._host, _, self._port = address.rpartition(":")
 
     def expects(self, error: Exception) -> bool:
-        return isinstance(error, OSError)
+        return isinstance(error, (OSError, UnicodeError))
 
     def turn(self, tell: Tell) -> None:
         found = socket.getaddrinfo(self._host.strip("[]"), int(self._port), type=socket.SOCK_STREAM)
