@@ -9,6 +9,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.live.conftest import MODEL
 from tests.live.test_chat import ask
 from tests.live.test_processes import ADMIN, URL
 from tests.support.dns import DnsServer
@@ -28,15 +29,20 @@ def api() -> Iterator[KubernetesApi]:
         yield server
 
 
-def seen(router: Router) -> set[tuple[str, ...]]:
-    """The lists of workers that the two processes show."""
-    headers = {"Authorization": f"Bearer {ADMIN}"}
-    answers = [httpx.get(router.url + "/workers", headers=headers, timeout=30).json() for _ in range(8)]
-    return {tuple(worker["url"] for worker in answer["workers"]) for answer in answers}
+class Operator:
+    """Asks on a new connection each time, so that the processes take turns."""
 
+    def __init__(self, router: Router) -> None:
+        headers = {"Authorization": f"Bearer {ADMIN}", "Connection": "close"}
+        self.http = httpx.Client(base_url=router.url, headers=headers, timeout=30)
 
-def wait_for(router: Router, *urls: str) -> None:
-    wait_until(lambda: seen(router) == {urls}, 30, f"{urls}")
+    def workers(self) -> dict[str, str]:
+        """Ids by URL, in order."""
+        return {one["url"]: one["id"] for one in self.http.get("/workers").json()["workers"]}
+
+    def wait_for(self, *urls: str) -> None:
+        """Until the two processes show this list, and no other."""
+        wait_until(lambda: {tuple(self.workers()) for _ in range(8)} == {urls}, 30, f"{urls}")
 
 
 def leader_of(router: Router, api: KubernetesApi) -> psutil.Process:
@@ -51,7 +57,7 @@ def leader_of(router: Router, api: KubernetesApi) -> psutil.Process:
 
 
 def test_workers_that_come_and_go_by_themselves(
-    simulator_flags: tuple[str, ...],
+    folder: Path,
     dns: DnsServer,
     api: KubernetesApi,
     tmp_path: Path,
@@ -62,15 +68,17 @@ def test_workers_that_come_and_go_by_themselves(
     monkeypatch.setenv("GEVENTARES_SERVERS", "127.0.0.1")
     monkeypatch.setenv("GEVENTARES_UDP_PORT", str(dns.port))
     monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig(tmp_path)))
+    flags = ("--model-name", MODEL, "--vocab-size", "258", "--answer-tokens", "5")
     with (
-        Worker(*simulator_flags) as static,
-        Worker(*simulator_flags, host="127.0.0.2") as first,
-        Worker(*simulator_flags, host="127.0.0.3", port=first.port) as second,
-        Worker(*simulator_flags, host="127.0.0.4") as in_pod,
+        Worker(*flags) as static,
+        Worker(*flags, host="127.0.0.2") as first,
+        Worker(*flags, host="127.0.0.3", port=first.port) as second,
+        Worker(*flags, host="127.0.0.4") as in_pod,
     ):
         dns.addresses = ("127.0.0.2",)
         router = Router(
             static.url,
+            tokenizer=folder,
             processes=2,
             admin_key=ADMIN,
             policy="round_robin",
@@ -80,32 +88,30 @@ def test_workers_that_come_and_go_by_themselves(
             kubernetes_namespace=NAMESPACE,
         )
         with router:
-            wait_for(router, static.url, first.url)
+            operator = Operator(router)
+            operator.wait_for(static.url, first.url)
             api.put(pod("a", "127.0.0.4", port=str(in_pod.port)))
-            wait_for(router, static.url, first.url, in_pod.url)
+            operator.wait_for(static.url, first.url, in_pod.url)
             dns.addresses = ("127.0.0.3", "127.0.0.2")
             workers = (static, first, second, in_pod)
-            wait_for(router, *(worker.url for worker in workers))
+            operator.wait_for(*(worker.url for worker in workers))
             wait_until(lambda: router.metric("wsgi_router_worker_up") == len(workers), 20, "all up")
             for _ in range(16):
-                assert httpx.post(router.url + URL, json=ask("say-text"), timeout=30).status_code == 200
+                assert operator.http.post(URL, json=ask("hi")).status_code == 200
             assert all(worker.server_info()["generate_calls"] > 0 for worker in workers)
 
             dns.addresses = None
             api.delete("a")
-            wait_for(router, static.url, first.url, second.url)
+            operator.wait_for(static.url, first.url, second.url)
             leader = leader_of(router, api)
             leader.kill()
             wait_until(lambda: len(router.processes()) == 2 and leader not in router.processes(), 30)
             dns.addresses = ("127.0.0.3",)
             api.put(pod("b", "127.0.0.4", port=str(in_pod.port)))
-            wait_for(router, static.url, second.url, in_pod.url)
+            operator.wait_for(static.url, second.url, in_pod.url)
 
-            operator = httpx.Client(base_url=router.url, headers={"Authorization": f"Bearer {ADMIN}"})
-            with operator:
-                ids = {one["url"]: one["id"] for one in operator.get("/workers").json()["workers"]}
-                assert operator.delete(f"/workers/{ids[second.url]}").status_code == 200
-                wait_for(router, static.url, in_pod.url)
-                dns.addresses = ("127.0.0.2", "127.0.0.3")  # it was removed, and is there still
-                wait_for(router, static.url, first.url, in_pod.url)
+            assert operator.http.delete(f"/workers/{operator.workers()[second.url]}").status_code == 200
+            operator.wait_for(static.url, in_pod.url)
+            dns.addresses = ("127.0.0.2", "127.0.0.3")  # it was removed, and is there still
+            operator.wait_for(static.url, first.url, in_pod.url)
             assert "Traceback" not in router.output()

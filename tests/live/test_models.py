@@ -41,7 +41,8 @@ def flags(models: Models, tmp_path: Path) -> dict[str, tuple[str, ...]]:
 
 class Client:
     def __init__(self, router: Router) -> None:
-        self._http = httpx.Client(base_url=router.url, timeout=30)
+        # Each request on a connection of its own, so that the processes take turns.
+        self._http = httpx.Client(base_url=router.url, timeout=30, headers={"Connection": "close"})
 
     def post(self, path: str, **body: Any) -> Any:
         return self._http.post(path, json=body)
@@ -71,7 +72,8 @@ class Client:
 
 def served_by_all(router: Router, models: Models) -> bool:
     """Asked often enough to meet both processes."""
-    return all(isinstance(Client(router).text(model), str) for model in models for _ in range(6))
+    client = Client(router)
+    return all(isinstance(client.text(model), str) for model in models for _ in range(6))
 
 
 def test_models_come_up_with_their_tokenizers(
