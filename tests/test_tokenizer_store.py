@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.support.processes import ROOT
 from wsgi_router import tokenizer_store
 from wsgi_router.tokenizer_store import Store, UnusableZipError, unpack
 from wsgi_router.workers.board import Board
@@ -121,6 +127,61 @@ def test_one_name_twice_is_refused() -> None:
 def test_what_is_broken_is_refused(spoil: Callable[[bytes], bytes]) -> None:
     with pytest.raises(UnusableZipError):
         unpack(spoil(zipped(*FILES.items())))
+
+
+@given(st.integers(0, 3), st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=6))
+@settings(max_examples=500)
+def test_whatever_is_broken_nothing_but_a_refusal_comes_of_it(
+    kind: int, changes: list[tuple[int, int]]
+) -> None:
+    """Of these bytes some stand in the directory, whose numbers point anywhere then."""
+    data = bytearray(zipped(*FILES.items(), method=(zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[kind % 2]))
+    start = data.index(b"PK\x01\x02") if kind > 1 else 0
+    for place, value in changes:
+        data[start + place % (len(data) - start)] = value
+    with contextlib.suppress(UnusableZipError):
+        unpack(bytes(data))
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from wsgi_router.tokenizer_store import Store
+from wsgi_router.workers.board import Board
+store = Store(Board(Path(sys.argv[1])))
+with store.locked("m", 5) as record:
+    assert record is None
+    print("held", flush=True)
+    sys.stdin.readline()
+    store.keep("m", "grpc://w:1", {"tokenizer.json": b"{}"})
+"""
+
+
+def test_processes_wait_for_the_one_that_fetches(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    store = Store(Board(tmp_path))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(TimeoutError), store.locked("m", 0.2):
+            pass
+        with store.locked("n", 0.2) as record:  # another model
+            assert record is None
+        threading.Timer(0.3, other.stdin.close).start()  # it goes on
+        with store.locked("m", 10) as record:
+            assert record is not None
+            assert record.worker == "grpc://w:1"
+
+
+def test_a_process_that_dies_holds_nobody_up(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"held\n"
+        threading.Timer(0.3, other.kill).start()
+        with Store(Board(tmp_path)).locked("m", 10) as record:
+            assert record is None
 
 
 def test_what_is_kept_is_found_by_all_and_only_as_it_was(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import threading
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,7 +165,12 @@ def test_a_differing_worker_is_named_and_the_first_tokenizer_stays(
     app.serve(FIRST, "a", pieces(first))
     app.wait_ready("a")
     (first / "config.json").write_text('{"quantization_config": {}}')  # which changes no token
-    app.serve(THIRD, "a", pieces(first))
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in first.iterdir():
+            archive.write(path, path.name)  # with its date, as SGLang's own servicer does it
+    digest = hashlib.sha256(data.getvalue()).hexdigest()
+    app.serve(THIRD, "a", [chunk(data.getvalue(), digest)])
     app.serve(SECOND, "a", pieces(folder_with(tmp_path / "b", "B")))
     wait_until(lambda: "another tokenizer" in caplog.text, 10, "word of it")
     wait_until(lambda: app.transport.asked.count("GetTokenizer") == 3, 10, "all were compared")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +12,9 @@ import pytest
 
 from tests.support.kubernetes_api import NAMESPACE, KubernetesApi, pod
 from tests.support.processes import wait_until
-from wsgi_router.settings import Settings
+from wsgi_router import cli
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers import pods
 from wsgi_router.workers.pods import Pods, url_of
 
 
@@ -55,7 +57,7 @@ class Following:
         return not self._end
 
     def wait(self, *urls: str) -> None:
-        wait_until(lambda: self.told and self.told[-1] == list(urls), 10, f"{urls}; told {self.told}")
+        wait_until(lambda: self.told and self.told[-1] == list(urls), 60, f"{urls}; told {self.told}")
 
     def end(self) -> None:
         self._end = True
@@ -127,14 +129,17 @@ def test_kubernetes_fails_and_comes_back(api: KubernetesApi, following: Followin
     following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> Any:
-        raise ImportError(name)
-
-    monkeypatch.setattr(importlib, "import_module", missing)
-    source = Pods("kubernetes", Settings(kubernetes_selector="a=b"))
-    with pytest.raises(OSError, match=r"wsgi-router\[kubernetes\]"):
-        source.turn(lambda _: False)
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and no start."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"wsgi-router\[kubernetes\]"):
+        Pods("kubernetes", Settings(kubernetes_selector="a=b"))
+    monkeypatch.setenv("WSGI_ROUTER_KUBERNETES_SELECTOR", "a=b")
+    assert cli.main(["check"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "KUBERNETES_SELECTOR" in error
+    pods.check(Settings())
 
 
 @pytest.mark.parametrize(

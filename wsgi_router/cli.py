@@ -72,6 +72,7 @@ def _configuration(named: Path | None) -> str:
 
 def _check() -> int:
     from wsgi_router import native, tls
+    from wsgi_router.workers import pods
 
     configured = settings.load()
     for name in settings.unknown_variables(os.environ):
@@ -80,6 +81,7 @@ def _check() -> int:
         value = getattr(configured, name)
         print(f"{name} = {value!r}" if field.repr or not value else f"{name} = (hidden)")
     tls.load(configured)
+    pods.check(configured)
     tokenizers = native.load_tokenizers(configured)
     for model, tokenizer in tokenizers.items():
         print(f"tokenizer{f' of {model}' if model else ''}: {tokenizer.info}")

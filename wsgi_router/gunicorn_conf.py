@@ -71,8 +71,9 @@ def on_starting(server: Any) -> None:
 def _share(fresh: settings.Settings) -> None:
     """Processes forked from now on have these settings, with the files as they are. Raises SettingsError."""
     from wsgi_router import native, tls, tokenizer_store
-    from wsgi_router.workers import board, membership
+    from wsgi_router.workers import board, membership, pods
 
+    pods.check(fresh)
     tokenizers, credentials = native.read_tokenizers(fresh), tls.read(fresh)
     changes = membership.read(fresh)
     membership.share(board.current(), changes)

@@ -19,7 +19,6 @@ import stat
 import tempfile
 import time
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -69,7 +68,9 @@ def unpack(data: bytes) -> Files:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             return _contents(archive)
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, RuntimeError) as error:
+    except UnusableZipError:
+        raise
+    except Exception as error:  # zipfile fails in many ways over broken data
         raise UnusableZipError(f"it cannot be read: {error}") from None
 
 

@@ -75,7 +75,10 @@ def _sources(settings: Settings) -> list[Source]:
 
 
 class Discovery:
-    """Follows the sources of the settings. One for each process, made after the fork."""
+    """Follows the sources of the settings. One for each process, made after the fork.
+
+    Raises SettingsError if what a source needs is not there.
+    """
 
     def __init__(self, settings: Settings, pool: WorkerPool) -> None:
         self._sources = _sources(settings)

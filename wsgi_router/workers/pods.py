@@ -7,6 +7,7 @@ ago for Kubernetes (410 Gone), they are listed anew.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wsgi_router import runtime
-from wsgi_router.settings import Settings, worker_url
+from wsgi_router.settings import Settings, SettingsError, worker_url
 
 _LOG = logging.getLogger(__name__)
 
@@ -27,6 +28,12 @@ _CONNECT_SECONDS: Final = 5
 _GRACE_SECONDS: Final = 10
 _GONE: Final = 410
 _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+def check(settings: Settings) -> None:
+    """Raises SettingsError if pods are wanted, and Kubernetes' client is not there."""
+    if settings.kubernetes_selector and importlib.util.find_spec("kubernetes") is None:
+        raise SettingsError("KUBERNETES_SELECTOR needs the package kubernetes: wsgi-router[kubernetes]")
 
 
 class GoneError(Exception):
@@ -54,9 +61,13 @@ def url_of(pod: Mapping[str, Any], port: int) -> str | None:
 
 
 class Pods:
-    """See `discovery.Source`. It goes by KUBECONFIG, or else, in a pod, by that one's service account."""
+    """See `discovery.Source`. It goes by KUBECONFIG, or else, in a pod, by that one's service account.
+
+    Raises SettingsError, as `check` does.
+    """
 
     def __init__(self, name: str, settings: Settings) -> None:
+        check(settings)
         self.name = name
         self.pause = settings.discovery_interval
         self._selector = settings.kubernetes_selector
@@ -152,10 +163,7 @@ def _own_namespace() -> str:
 
 
 def _connect() -> Any:
-    try:
-        kubernetes = importlib.import_module("kubernetes")
-    except ImportError:
-        raise OSError("KUBERNETES_SELECTOR needs the package kubernetes: wsgi-router[kubernetes]") from None
+    kubernetes = importlib.import_module("kubernetes")
     configuration = kubernetes.client.Configuration()
     within = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config
