@@ -163,7 +163,7 @@ class GrpcTransport:
         finally:
             slots.release()
 
-    def messages(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
         if not self._unary_slots.acquire(timeout=timeout):
             raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
         try:

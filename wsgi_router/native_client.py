@@ -183,7 +183,7 @@ class NativeTransport:
         assert events.answer is not None
         return events.answer
 
-    def messages(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
         events = _Gathered(most)
         self._wait_for(events, self._unary_slots, worker, method, request, timeout, Cancel())
         return events.messages

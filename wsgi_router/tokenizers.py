@@ -218,7 +218,7 @@ class Tokenizers:
         """The files of a worker's tokenizer, checked. Raises RpcFailure, UnusableTokenizerError."""
         request = pb.GetTokenizerRequest().SerializeToString()
         most = MOST_PACKED + MOST_PACKED // 16  # what is around the pieces
-        messages = self._transport.messages(worker, "GetTokenizer", request, _FETCH_SECONDS, most)
+        messages = self._transport.gather(worker, "GetTokenizer", request, _FETCH_SECONDS, most)
         return runtime.call_in_pool(_files, messages)
 
     def _its_store(self) -> Store:

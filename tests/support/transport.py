@@ -111,7 +111,7 @@ class FakeTransport:
         serialised: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
         return serialised
 
-    def messages(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
         """What `streamed` has for the worker's URL: messages, a failure, or what makes them."""
         self.asked.append(method)
         answer = self.streamed.get(worker.url, RpcFailure("UNIMPLEMENTED", "no such method"))

@@ -125,7 +125,7 @@ class Transport(Protocol):
         Bounded in number: Embed, which may wait for a worker's queue for long, apart from all the others.
         """
 
-    def messages(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
         """All messages of one call of a method that streams its answer, blocking.
 
         Raises RpcFailure; RESOURCE_EXHAUSTED where they have more than `most` bytes. Bounded as `unary` is.

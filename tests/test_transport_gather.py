@@ -39,7 +39,7 @@ def scenario(port: int, empty_port: int, folder: str) -> None:
     data = zip_tokenizer(Path(folder))
 
     def fetch(most: int = 1 << 30, seconds: float = 30, method: str = "GetTokenizer") -> list[bytes]:
-        messages: list[bytes] = transport.messages(worker, method, b"", seconds, most)
+        messages: list[bytes] = transport.gather(worker, method, b"", seconds, most)
         return messages
 
     messages = fetch()
@@ -54,11 +54,11 @@ def scenario(port: int, empty_port: int, folder: str) -> None:
     assert fetch(size) == messages
 
     _, empty = settings_and_worker(empty_port)
-    error = error_of(lambda: transport.messages(empty, "GetTokenizer", b"", 5, 1000))
+    error = error_of(lambda: transport.gather(empty, "GetTokenizer", b"", 5, 1000))
     assert code_of(error) in ("NOT_FOUND", "UNAVAILABLE")
     transport.close()
 
 
 @pytest.mark.parametrize("mode", TRANSPORT_MODES)
-def test_messages(mode: str, giving: WorkerProcess, paced: WorkerProcess, large: Path) -> None:
+def test_gathering(mode: str, giving: WorkerProcess, paced: WorkerProcess, large: Path) -> None:
     run(mode, scenario, giving.port, paced.port, str(large))
