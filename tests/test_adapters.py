@@ -226,8 +226,9 @@ def test_what_a_worker_had_is_forgotten_before_it_may_be_asked_again(monkeypatch
     note = Worker.note
 
     def watched(self: Worker, event: Event) -> bool:
+        changed = note(self, event)
         seen.append((event, bool(self.adapters)))
-        return note(self, event)
+        return changed
 
     monkeypatch.setattr(Worker, "note", watched)
     bench.pool.report(worker, Event.CALL_UNREACHABLE)

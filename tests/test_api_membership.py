@@ -38,6 +38,7 @@ def test_they_are_listed_and_shown(make: Callable[..., App]) -> None:
         "model_id": MODEL,
         "state": "up",
         "is_healthy": True,
+        "breaker": "closed",
         "draining": False,
         "load": 0,
     }

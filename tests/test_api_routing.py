@@ -267,7 +267,8 @@ def test_a_named_worker_that_is_down_is_a_503(start: Callable[..., Router]) -> N
     assert not router.transport.streams
     router.transport.infos[URLS[2]] = well
     wait_until(worker.available)
-    worker.state = State.SUSPECT  # it may well be alive
+    router.transport.infos[URLS[2]] = RpcFailure("DEADLINE_EXCEEDED")
+    worker.note(Event.CALL_SILENT)  # it may well be alive
     assert router.went(ask(), target="2") == URLS[2]
 
 

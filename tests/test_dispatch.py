@@ -82,11 +82,14 @@ def test_an_unreachable_worker_is_passed_over_until_it_answers() -> None:
     wait_until(lambda: bad.state is State.DOWN)
 
 
-def test_two_failures_are_the_end() -> None:
-    bench = Bench((UNAVAILABLE,), (ABORT, None), (chunk(1), None), workers=3)
+@pytest.mark.parametrize(
+    ("settings", "attempts"), [({}, 3), ({"retry_attempts": 2}, 2), ({"retry_budget": 0}, 1)]
+)
+def test_so_many_failures_are_the_end(settings: dict[str, Any], attempts: int) -> None:
+    bench = Bench(*[(ABORT, None)] * 4, (chunk(1), None), workers=5, **settings)
     with pytest.raises(WorkerAbortError):
         bench.open()
-    assert len(bench.transport.streams) == 2
+    assert len(set(bench.asked())) == len(bench.transport.streams) == attempts
 
 
 def test_without_another_worker_the_failure_is_told() -> None:
@@ -107,9 +110,10 @@ def test_other_failures_are_not_tried_again(failure: RpcFailure) -> None:
 
 
 def test_an_end_without_an_answer_is_a_failure() -> None:
-    bench = Bench((None,))
+    bench = Bench((None,), (None,))
     with pytest.raises(WorkerProtocolError):
         bench.open()
+    assert len(set(bench.asked())) == 2
 
 
 def test_a_failure_after_the_first_event_is_passed_on() -> None:

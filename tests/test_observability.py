@@ -31,7 +31,7 @@ for _ in range(int(sys.argv[1])):
     record.answered({**tokens, **times, "finish_reasons": ["stop"]}, "complete")
     if sys.argv[2] == "finish":
         record.finish()
-print(values.render({"grpc://a:1": (1, int(sys.argv[1]))})[0].decode())
+print(values.render({"grpc://a:1": observability.WorkerStat(int(sys.argv[1]), "up", "open")})[0].decode())
 """
 
 

@@ -161,7 +161,7 @@ class Adapters:
             with self._lock:  # who finds a name may forget the list again, and ask anew
                 del self._asking[worker]
                 if found is not None:
-                    worker.adapters_at, worker.adapters = time.monotonic(), found
+                    worker.set_adapters(found)
             asking.done = True
             for waiter in asking.waiters:
                 waiter.set()

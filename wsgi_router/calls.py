@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
@@ -11,6 +12,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import (
     ClientGone,
+    DeadlineError,
     DrainingError,
     InternalError,
     NoWorkerError,
@@ -21,13 +23,14 @@ from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
-from wsgi_router.workers.worker import Worker
+from wsgi_router.workers.worker import Lease, Worker
 
 _LOG = logging.getLogger(__name__)
 _A = TypeVar("_A")
 _R = TypeVar("_R")
 
-_ATTEMPTS: Final = 2
+_GENERATING: Final = frozenset({"Embed"})
+"""Methods that engines work on; how the others go says nothing of requests."""
 _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
 
@@ -47,30 +50,42 @@ class Calls:
         model: str,
         cancel: Cancel | None = None,
         hints: Hints = NO_HINTS,
+        deadline: float = math.inf,
     ) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
-        `timeout` is in seconds and for each attempt; `cancel` ends them. Raises RouterError.
+        `timeout` is in seconds and for each attempt; `cancel` ends them; by `deadline`, of time.monotonic,
+        all is over. Raises RouterError.
         """
-        tried: list[Worker] = []
-        error: RouterError | None = None
-        while error is None or (error.failover and len(tried) < _ATTEMPTS):
-            try:
-                lease = self._pool.select(model, hints, tried)
-            except NoWorkerError:
-                if error is not None:
-                    raise error from None
-                raise
-            if error is not None:
-                observability.metrics().retries.inc()
+        cancel = cancel or Cancel()
+        retries, tried = self._pool.retries, list[Worker]()
+        retries.count(1, time.monotonic())
+        while True:
+            lease = self._pool.select(model, hints, tried)
             tried.append(lease.worker)
             try:
-                return self._call(lease.worker, method, request, timeout, cancel)
+                return self._call(lease, method, request, timeout, cancel, deadline)
             except UpstreamError as failure:
-                error = failure
+                error = failure.with_traceback(None)
             finally:
                 lease.release()
-        raise error
+            self._wait_for_another(model, hints, tried, error, cancel)
+            observability.metrics().retries.inc()
+
+    def _wait_for_another(
+        self, model: str, hints: Hints, tried: list[Worker], error: RouterError, cancel: Cancel
+    ) -> None:
+        """Returns when another worker is to be asked. Raises `error` where that would not help."""
+        try:
+            self._pool.candidates(model, tried)
+        except NoWorkerError:  # the failure says more than that nobody else is there
+            raise error from None
+        if hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):
+            raise error
+        left = runtime.wakeup()
+        with cancel.calling(left.set):
+            if left.wait(self._pool.retries.pause(tried)):
+                raise error
 
     def ask_for_each(
         self,
@@ -80,12 +95,13 @@ class Calls:
         model: str,
         client: ClientWatch | None = None,
         hints: Hints = NO_HINTS,
+        deadline: float = math.inf,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
         cancel = Cancel()
 
         def one(request: bytes) -> bytes:
-            return self.ask(method, request, timeout, model, cancel, hints)
+            return self.ask(method, request, timeout, model, cancel, hints, deadline)
 
         try:
             return _Batch(one, requests).run(client)
@@ -99,9 +115,11 @@ class Calls:
 
         def one(worker: Worker) -> tuple[Worker, bytes | RouterError]:
             try:
-                return worker, self._call(worker, method, request, timeout)
-            except RouterError as error:
-                return worker, error
+                answer = self._transport.unary(worker, method, request, timeout)
+            except RpcFailure as failure:
+                self._pool.report_failure(worker, failure)
+                return worker, UpstreamError.from_grpc(failure.code, failure.details)
+            return worker, answer
 
         workers = self._pool.workers
         if not workers:
@@ -109,15 +127,29 @@ class Calls:
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
     def _call(
-        self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
+        self, lease: Lease, method: str, request: bytes, timeout: float, cancel: Cancel, deadline: float
     ) -> bytes:
+        worker, pool = lease.worker, self._pool
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _late()
         try:
-            answer = self._transport.unary(worker, method, request, timeout, cancel)
+            answer = self._transport.unary(worker, method, request, min(timeout, left), cancel)
         except RpcFailure as failure:
-            self._pool.report_failure(worker, failure)
+            if failure.code == "DEADLINE_EXCEEDED" and left < timeout:  # the worker was given too little time
+                raise _late() from None
+            pool.report_failure(worker, failure)
+            if method in _GENERATING:
+                pool.blame(lease, failure.code)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
-        self._pool.report(worker, Event.CALL_OK)
+        if method in _GENERATING:
+            pool.report(worker, Event.CALL_OK)
+            pool.credit(worker)
         return answer
+
+
+def _late() -> DeadlineError:
+    return DeadlineError("The request was not answered in time.")
 
 
 class _Batch(Generic[_A, _R]):

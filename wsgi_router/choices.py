@@ -19,7 +19,7 @@ from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
-from wsgi_router.workers.worker import Lease, Worker
+from wsgi_router.workers.worker import Lease
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,12 +99,22 @@ class Shared:
     token_timeout: float
     close_timeout: float
 
-    def note_end(self, worker: Worker, end: Ended | RpcFailure) -> None:
-        """Takes in how an RPC that nobody here has cancelled came to its end."""
+    def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
+        """Takes in how an RPC that nobody here has cancelled came to its end.
+
+        Whether what came before a good end was of any use, its reader can tell.
+        """
         if end is ENDED:
-            self.pool.report(worker, Event.CALL_OK)
-        elif isinstance(end, RpcFailure) and end.code == "UNAVAILABLE":
-            self.pool.report(worker, Event.CALL_UNREACHABLE)
+            self.pool.report(lease.worker, Event.CALL_OK)
+        elif isinstance(end, RpcFailure):
+            if end.code == "UNAVAILABLE":
+                self.pool.report(lease.worker, Event.CALL_UNREACHABLE)
+            self.pool.blame(lease, end.code)
+
+    def note_silence(self, lease: Lease) -> None:
+        """Takes in that a worker was waited for in vain."""
+        self.pool.report(lease.worker, Event.CALL_SILENT)
+        self.pool.blame(lease, "DEADLINE_EXCEEDED")
 
 
 class Queue:
@@ -168,9 +178,9 @@ class Queue:
         self.shared.endings.discard(choice)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
-                self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+                self.shared.note_silence(choice.lease)
             else:
-                self.shared.note_end(choice.lease.worker, end)
+                self.shared.note_end(choice.lease, end)
         self.end(choice, end)
 
     def put(self, choice: Choice, item: Item) -> None:
@@ -238,7 +248,7 @@ class Queue:
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
                 if self.cancel(choice, silence):
-                    self.shared.pool.report(choice.lease.worker, Event.CALL_SILENT)
+                    self.shared.note_silence(choice.lease)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 

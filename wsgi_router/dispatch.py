@@ -1,4 +1,4 @@
-"""From a prepared request to its open answer: leases, streams, the wait for the first event, one failover.
+"""From a prepared request to its open answer: leases, streams, the wait for the first event, and repetitions.
 
 A request is one job or several, one for each of its prompts; the choices of all of them count up from 0.
 
@@ -8,6 +8,9 @@ A request is one job or several, one for each of its prompts; the choices of all
 
 A choice ends once, whoever comes first: its RPC's end, `finish`, or `close`. Ending it returns its lease; the
 RPC is cancelled, and Abort sent, only if the worker is not done with it.
+
+A choice that fails before its first event is begun again at another worker, after a short pause, as far as
+`workers.retries` allows. Whoever waits for the answer begins it; nothing else runs meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from wsgi_router import observability, runtime
 from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
@@ -25,6 +28,7 @@ from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
     ClientGone,
+    DeadlineError,
     DrainingError,
     NoWorkerError,
     RouterError,
@@ -46,7 +50,6 @@ from wsgi_router.workers.worker import Lease, Worker
 
 _LOG = logging.getLogger(__name__)
 
-_ATTEMPTS: Final = 2
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
 
@@ -64,17 +67,30 @@ class _Opening:
         self.tried: list[Worker] = []
 
 
+class _Again(NamedTuple):
+    """A choice that is to be begun again, when it is `due`; `error` is how it has failed."""
+
+    due: float
+    opening: _Opening
+    error: RouterError
+
+
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
-    def __init__(self, dispatcher: Dispatcher, client: ClientWatch | None, answer: Any) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, client: ClientWatch | None, answer: Any, deadline: float = math.inf
+    ) -> None:
         self._dispatcher = dispatcher
         self._queue = Queue(dispatcher.shared)
         self._client = client
         self.answer = answer
         self.choices = 0
         """How many there are, once this is open."""
+        self._deadline = deadline
         self._opening: dict[int, _Opening] = {}  # by the index of the choice
+        self._again: list[_Again] = []
+        self._leases: dict[int, Lease] = {}  # of the choices that nothing was said about yet
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
@@ -101,25 +117,27 @@ class Generation:
     @property
     def exhausted(self) -> bool:
         """Whether no choice is open any more and everything was taken."""
-        return not self._queue.choices and not self._queue.ready
+        return not self._queue.choices and not self._queue.ready and not self._again
 
     def wait(self, timeout: float | None = None) -> bool:
         """False if nothing has happened for `timeout` seconds.
 
         True as soon as something is ready, or nothing can come any more: the client is gone, the drain's
         moment has come, this is closed or exhausted. A worker's silence beyond its deadline is an RpcFailure
-        that becomes ready.
+        that becomes ready. Raises DeadlineError once the whole request is late; RouterError if a choice
+        cannot be begun again.
         """
         queue, client = self._queue, self._client
         if queue.ready:
-            if len(queue.choices) > 1:  # one may be silent while the others talk
-                queue.expire(time.monotonic())
+            # One may be silent while the others talk.
+            if len(queue.choices) > 1 or self._again or self._deadline < math.inf:
+                self._look(time.monotonic())
             return True
         now = time.monotonic()
         end = math.inf if timeout is None else now + timeout
         while not (queue.closed or self.client_gone or runtime.drain.due()):
-            pause = min(queue.expire(now), end - now)
-            if queue.ready or not queue.choices:
+            pause = min(self._look(now), end - now)
+            if queue.ready or self.exhausted:
                 return True
             if pause <= 0:
                 return False
@@ -131,6 +149,18 @@ class Generation:
                 return True
             now = time.monotonic()
         return True
+
+    def _look(self, now: float) -> float:
+        """Ends what is late, begins again what is due; returns the seconds until there may be more."""
+        if now >= self._deadline:
+            raise DeadlineError("The request was not answered in time.")
+        pause = min(self._queue.expire(now), self._deadline - now)
+        if self._again:
+            for again in [again for again in self._again if again.due <= now]:
+                self._again.remove(again)
+                self._dispatcher.start_again(self, again.opening, again.error)
+            pause = min(pause, *(again.due - now for again in self._again)) if self._again else pause
+        return pause
 
     def take(self) -> list[Ready]:
         """All that is ready, in order; empty if nothing is. Raises RouterError if a choice cannot start."""
@@ -167,25 +197,40 @@ class Generation:
         dispatcher, worker = self._dispatcher, choice.lease.worker
         error = dispatcher.error_of(item)
         if error is None:
+            worker.proved = time.monotonic()
             del self._opening[choice.index]
             dispatcher.start_others(self, opening, worker)
             return True
         choice.stale = True
         self._queue.let_end(choice)
+        if not isinstance(item, RpcFailure):  # else it has been told
+            self.blame(choice.index)
         if opening.job.adapter:
             worker.forget_adapters()
-        opening.tried.append(worker)
-        dispatcher.start(self, opening, error)
+        dispatcher.try_again(self, opening, worker, error)
         return False
 
     def finish(self, choice: int, cancel: bool) -> None:
         """A choice is done for the client. `cancel`: the worker still works on it and is told to stop."""
+        lease = self._leases.pop(choice, None)
+        if lease is not None:
+            self._queue.shared.pool.credit(lease.worker)
         found = self._queue.choices.get(choice)
         if found is not None:
             if cancel:
                 self._queue.cancel(found)
             else:
                 self._queue.let_end(found)
+
+    def begin_again(self, due: float, opening: _Opening, error: RouterError) -> None:
+        """A choice is to be begun again then, by whoever waits for the answer."""
+        self._again.append(_Again(due, opening, error))
+
+    def blame(self, choice: int) -> None:
+        """What came of a choice is of no use, by the worker's fault."""
+        lease = self._leases.pop(choice, None)
+        if lease is not None:
+            self._queue.shared.pool.blame(lease)
 
     def close(self) -> None:
         """Cancels what is open, returns all leases, ends the readers. Idempotent."""
@@ -234,6 +279,7 @@ class Dispatcher:
         self._pool = pool
         self._first_token_timeout = settings.first_token_timeout
         self._answer_timeout = settings.answer_timeout
+        self._retries = pool.retries
         self._first_failure = first_failure
 
     def open(
@@ -242,6 +288,7 @@ class Dispatcher:
         client: ClientWatch | None = None,
         patience: float | None = None,
         answer: Any = None,
+        until: float = math.inf,
     ) -> Generation:
         """The open answer to `jobs`, once the first event of any is there; `client` is closed with it.
 
@@ -249,18 +296,24 @@ class Dispatcher:
 
         `patience`: seconds to wait for it, by default FIRST_TOKEN_TIMEOUT (ANSWER_TIMEOUT, if the worker's
         one message is the whole answer). All jobs have as many choices.
-        Raises RouterError if a first event is a failure, after one other worker was asked where that may
+
+        `until`: when the whole request has to be over, by time.monotonic; what is open then ends late.
+
+        Raises RouterError if a first event is a failure, after other workers were asked where that may
         help; ClientGone, DeadlineError, NoWorkerError, DrainingError. A choice that fails so later, when
-        another one has begun, makes `take` raise.
+        another one has begun, makes `wait` or `take` raise.
         """
         jobs = (jobs,) if isinstance(jobs, GenerateJob) else jobs
         if patience is None:
             streamed = all(job.streamed for job in jobs)
             patience = self._first_token_timeout if streamed else self._answer_timeout
-        deadline = time.monotonic() + patience
-        generation = Generation(self, client, answer)
+        now = time.monotonic()
+        deadline = now + patience
+        generation = Generation(self, client, answer, until)
         generation.choices = sum(job.choices for job in jobs)
+        self._retries.count(generation.choices, now)
         try:
+            generation._look(now)
             for number, job in enumerate(jobs):
                 index = number * job.choices
                 opening = _Opening(index, job, deadline, range(index + 1, index + job.choices))
@@ -272,36 +325,41 @@ class Dispatcher:
             raise
         return generation
 
-    def start(
-        self,
-        generation: Generation,
-        opening: _Opening,
-        error: RouterError | None = None,
-        near: Worker | None = None,
-    ) -> None:
-        """Asks a worker for a choice, `near` first; `error` is how the last attempt ended, if there was one.
+    def start(self, generation: Generation, opening: _Opening, near: Worker | None = None) -> None:
+        """Asks a worker for a choice, `near` first. Raises RouterError if that fails for good."""
+        job = opening.job
+        lease = self._pool.select(job.model, job.hints, opening.tried, job.adapter, near)
+        try:
+            self._add(generation, opening, lease)
+        except RpcFailure as failure:
+            error = UpstreamError.from_grpc(failure.code, failure.details)
+            self.try_again(generation, opening, lease.worker, error)
 
-        Raises it where another worker would not help, or there is none.
-        """
+    def try_again(
+        self, generation: Generation, opening: _Opening, worker: Worker, error: RouterError
+    ) -> None:
+        """Has a choice begun again that `worker` has failed. Raises `error` where that would not help."""
         job, tried = opening.job, opening.tried
-        while error is None or (error.failover and len(tried) < _ATTEMPTS):
-            try:
-                beside = None if tried else near
-                lease = self._pool.select(job.model, job.hints, tried, job.adapter, beside)
-            except NoWorkerError:
-                if error is not None:  # the failure says more than that nobody else is there
-                    raise error from None
-                raise
-            if error is not None:
-                _LOG.info("%s failed before its first event: %s", tried[-1].url, error.message)
-                observability.metrics().retries.inc()
-            try:
-                self._add(generation, opening, lease)
-                return
-            except RpcFailure as failure:
-                error = UpstreamError.from_grpc(failure.code, failure.details)
-                tried.append(lease.worker)
-        raise error
+        tried.append(worker)
+        now = time.monotonic()
+        try:
+            self._pool.candidates(job.model, tried, job.adapter)
+        except NoWorkerError:  # the failure says more than that nobody else is there
+            raise error from None
+        if job.hints.target or not self._retries.allow(error, tried, now):
+            raise error
+        generation.begin_again(now + self._retries.pause(tried), opening, error)
+
+    def start_again(self, generation: Generation, opening: _Opening, error: RouterError) -> None:
+        """Asks another worker than before. Raises `error` if there is none any more."""
+        if time.monotonic() >= opening.deadline:
+            raise error
+        _LOG.info("%s failed before its first event: %s", opening.tried[-1].url, error.message)
+        try:
+            self.start(generation, opening)
+        except NoWorkerError:
+            raise error from None
+        observability.metrics().retries.inc()
 
     def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
         """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
@@ -326,6 +384,7 @@ class Dispatcher:
         request_id = random_id()
         job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
         transport = self.shared.transport
+        generation._leases[index] = lease
         patience = opening.deadline - time.monotonic()
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
@@ -341,7 +400,7 @@ class Dispatcher:
         except BaseException as error:
             lease.release()
             if isinstance(error, RpcFailure):
-                self.shared.note_end(worker, error)
+                self.shared.note_end(lease, error)
             raise
 
     def __repr__(self) -> str:

@@ -43,6 +43,8 @@ class RouterError(Exception):
     code: str = "internal_error"
     retryable: bool = False
     failover: bool = False
+    retry_after: int = RETRY_AFTER_SECONDS
+    """Seconds, told with 429 and 503."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = _clean(message)
@@ -65,7 +67,7 @@ class RouterError(Exception):
         """Headers that go with the answer besides its content type."""
         headers: dict[str, str] = {}
         if self.status in (429, 503):  # whoever is told to come back is told when
-            headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+            headers["Retry-After"] = str(self.retry_after)
         if not self.retryable and (self.status in _SDK_RETRIES or self.status >= 500):
             headers["x-should-retry"] = "false"
         return headers
@@ -174,8 +176,13 @@ class NoWorkerError(RouterError):
     code = "no_worker_available"
     retryable = True
 
-    def __init__(self, message: str = "No worker is available at the moment.") -> None:
+    def __init__(
+        self,
+        message: str = "No worker is available at the moment.",
+        retry_after: int = RETRY_AFTER_SECONDS,
+    ) -> None:
         super().__init__(message)
+        self.retry_after = retry_after
 
 
 class NoTokenizerError(RouterError):
@@ -225,9 +232,9 @@ GRPC_STATUS: Final[dict[str, GrpcStatus]] = {
     "UNAVAILABLE": GrpcStatus(503, "worker_unavailable", True, True, _UNAVAILABLE_TEXT),
     "DEADLINE_EXCEEDED": GrpcStatus(504, "deadline_exceeded", True, False, _DEADLINE_TEXT),
     "INTERNAL": GrpcStatus(500, "worker_error", retryable=True, failover=True),
-    "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True),
+    "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "CANCELLED": GrpcStatus(500, "worker_error", retryable=True),
-    "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True),
+    "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True, failover=True),
 }
 _OTHER: Final = GrpcStatus(500, "worker_error", retryable=True)
 
@@ -276,3 +283,4 @@ class WorkerProtocolError(UpstreamError):
     status = 502
     code = "worker_protocol_error"
     retryable = True
+    failover = True

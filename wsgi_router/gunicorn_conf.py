@@ -56,11 +56,11 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router.workers import board
+    from wsgi_router.workers import board, health
 
     _end_young_processes_at_once()
     _make_metrics_directory()
-    board.share(_make_directory("state"))
+    health.share(board.share(_make_directory("state")))
     try:
         _share(_settings)
     except settings.SettingsError as error:
@@ -192,9 +192,11 @@ def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
     from prometheus_client import multiprocess
 
-    from wsgi_router.workers import board
+    from wsgi_router.workers import board, health
 
-    board.current().free_row(getattr(worker, _ROW, None))
+    row = getattr(worker, _ROW, None)
+    health.of(board.current()).free_row(row)
+    board.current().free_row(row)
     multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
 
 

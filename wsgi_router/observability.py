@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.ids import random_id
@@ -42,8 +42,22 @@ _PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_gener
 
 _KINDS: Final = ("prompt", "cached", "completion", "reasoning")
 
-WorkerStats = Mapping[str, tuple[int, int]]
-"""By URL: 1 for a worker that is up, else 0, and its requests in flight."""
+_UP: Final = "up"
+_STATES: Final = ("unknown", _UP, "suspect", "down")
+_PHASES: Final = ("closed", "open", "half_open")
+"""Of workers, and of their breakers; as `workers.breaker` has them."""
+
+
+class WorkerStat(NamedTuple):
+    """A worker's requests in flight, its state, and the phase of its breaker."""
+
+    in_flight: int
+    state: str
+    breaker: str
+
+
+WorkerStats = Mapping[str, WorkerStat]
+"""By URL."""
 
 _ID: Final = re.compile(r"[!-~]{1,128}")
 
@@ -130,7 +144,12 @@ class Metrics:
         self.prompt_cache_tokens = Counter(
             "prompt_cache_tokens", "Tokens of prompts that were not encoded anew.", **common
         )
-        self.retries = Counter("retries", "Requests that went to a second worker.", **common)
+        self.retries = Counter("retries", "Times that a request went to another worker.", **common)
+        self.retry_budget_exhausted = Counter(
+            "retry_budget_exhausted",
+            "Times that a request did not go to another worker, as too many others did.",
+            **common,
+        )
         self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
 
         self._pending: dict[_Value, float] = {}
@@ -226,10 +245,20 @@ class WorkerMetrics:
         held = GaugeMetricFamily(
             "wsgi_router_worker_requests_in_flight", "Requests that a worker has in hand.", labels=["worker"]
         )
-        for url, (answers, in_flight) in self._stats.items():
-            up.add_metric([url], answers)
+        states, breakers = (
+            GaugeMetricFamily(f"wsgi_router_worker_{name}", text, labels=["worker", "state"])
+            for name, text in (
+                ("state", "1 for the state that a worker is in."),
+                ("breaker", "1 for the state that a worker's breaker is in."),
+            )
+        )
+        for url, (in_flight, state, phase) in self._stats.items():
+            up.add_metric([url], int(state == _UP))
             held.add_metric([url], in_flight)
-        return up, held
+            for family, names, current in ((states, _STATES, state), (breakers, _PHASES, phase)):
+                for name in names:
+                    family.add_metric([url, name], int(name == current))
+        return up, held, states, breakers
 
 
 _token_bounds: Sequence[float] = (0.01, 0.1, 1.0, 10.0)
@@ -272,7 +301,8 @@ class RequestRecord:
         self.stats: Mapping[str, Any] = {}
         self.model = ""
         self._label = ""
-        self._started = time.monotonic()
+        self.started = time.monotonic()
+        """When the request's headers were there."""
         self._first_token: float | None = None
         self._finished = False
         self._lock = runtime.brief_lock()
@@ -293,7 +323,7 @@ class RequestRecord:
     def first_token(self) -> None:
         """The worker's first event is there."""
         if self._first_token is None:
-            self._first_token = time.monotonic() - self._started
+            self._first_token = time.monotonic() - self.started
             metrics().note(metrics().first_token_after(self._first_token))
 
     def answered(self, stats: Mapping[str, Any], outcome: str) -> None:
@@ -308,7 +338,7 @@ class RequestRecord:
             if self._finished:
                 return
             self._finished = True
-        elapsed = time.monotonic() - self._started
+        elapsed = time.monotonic() - self.started
         self._count(elapsed)
         level = logging.DEBUG if self._is_probe else logging.INFO
         if LOGGER.isEnabledFor(level):

@@ -105,6 +105,7 @@ class _Answer:
                 raise _upstream_error(item)
             if flags & _SPECIAL:
                 if flags & FAILED:
+                    generation.blame(choice)
                     raise self._failure(item)
                 self._act_on(choice, flags)
                 if self.done:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from wsgi_router import lending, observability, runtime
 from wsgi_router.api.services import close_all, start_all
+from wsgi_router.workers import board
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def _watch(worker: Any) -> None:
     process = os.getpid()
     while worker.alive:
         time.sleep(_LOOK_SECONDS)
+    board.current().resign()
     if runtime.drain.begun:
         return  # it ends at once
     seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - _LOOK_SECONDS, 0.0)

@@ -100,6 +100,13 @@ def _factor(value: object) -> float:
     return number
 
 
+def _share(value: object) -> float:
+    number = _number(value)
+    if not 0 <= number <= 100:
+        raise ValueError("must be between 0 and 100")
+    return number
+
+
 def _choice(*words: str) -> Callable[[object], str]:
     def cast(value: object) -> str:
         word = _text(value).lower()
@@ -351,6 +358,9 @@ class Settings:
         _seconds(0.1),
         "Longest wait for an answer that is not streamed, where the worker gives it as a whole.",
     )
+    request_timeout: float = _row(
+        0.0, _seconds(0), "Longest time from a request's arrival to the end of its answer; 0: no bound."
+    )
     keepalive_time: float = _row(
         300.0, _seconds(10), "gRPC ping interval while calls run. Workers cut off those who ping every 10 s."
     )
@@ -370,6 +380,32 @@ class Settings:
     )
     health_timeout: float = _row(
         10.0, _seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
+    )
+    engine_check_interval: float = _row(
+        30.0,
+        _seconds(1),
+        "A worker that began and ended no request for so long generates a token as a check (HealthCheck).",
+    )
+    breaker_failures: int = _row(
+        10, _integer(1, 10_000), "So many requests that fail in a row at a worker open its breaker."
+    )
+    breaker_seconds: float = _row(
+        60.0, _seconds(0.1), "An open breaker gives its worker no requests for so long; then a few on trial."
+    )
+    breaker_successes: int = _row(
+        3,
+        _integer(1, 10_000),
+        "So many requests on trial that go well close a breaker; one that fails opens it.",
+    )
+    retry_attempts: int = _row(
+        3,
+        _integer(1, 16),
+        "Most workers that a request is sent to, one after the other, while it fails before its first token.",
+    )
+    retry_budget: float = _row(
+        0.2,
+        _share,
+        "Most such repetitions for each answer begun of late, besides ten a second; 0: none at all.",
     )
     max_body_bytes: int = _row(64 * 2**20, _integer(1024, 2**31 - 1), "Largest request body; beyond it 413.")
     body_timeout: float = _row(

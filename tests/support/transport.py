@@ -46,14 +46,18 @@ def _fresh(failure: RpcFailure) -> RpcFailure:
 
 
 _REFUSED = RpcFailure("UNAVAILABLE", "connection refused")
-_DEFAULTS = {"ListLoadedLoRAAdapters": RpcFailure("UNIMPLEMENTED", "no adapters here")}
+_DEFAULTS = {
+    "ListLoadedLoRAAdapters": RpcFailure("UNIMPLEMENTED", "no adapters here"),
+    "HealthCheck": pb.HealthCheckResponse(healthy=True),
+}
 Answer = tuple[bytes | RpcFailure | None, ...] | RpcFailure
 
 
 class FakeTransport:
     """`answers`: for the n-th stream, its items, or a failure to open it. `infos`: by worker URL.
 
-    `asked`: methods of unary calls but for GetModelInfo, which the pool itself asks.
+    `probes`, `checks`: workers that the pool itself has asked, by GetModelInfo and by HealthCheck.
+    `asked`: methods of all other unary calls.
     `unary_answers`: by method, a message or its bytes, a failure, or what makes one of the request (and the
     worker's URL).
     """
@@ -67,6 +71,7 @@ class FakeTransport:
         self.forgotten: list[str] = []
         self.infos: dict[str, pb.GetModelInfoResponse | RpcFailure] = {}
         self.probes: list[str] = []
+        self.checks: list[str] = []
         self.asked: list[str] = []
         self.unary_answers: dict[str, Any] = {}
         self.streamed: dict[str, Any] = {}
@@ -90,6 +95,9 @@ class FakeTransport:
     def unary(
         self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
     ) -> bytes:
+        if method == "HealthCheck":
+            self.checks.append(worker.url)
+            return self._answer(worker, method, request)
         if method != "GetModelInfo":
             self.asked.append(method)
             with (cancel or Cancel()).calling(self.on_cancel):

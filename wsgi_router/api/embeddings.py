@@ -47,6 +47,7 @@ def embeddings() -> Response:
         card.name,
         ClientWatch(request.environ),
         services.routing.hints(request.environ, asked.user),
+        services.deadline(record),
     )
     data, tokens = [], 0
     for index, answer in enumerate(answers):

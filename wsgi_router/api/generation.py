@@ -70,7 +70,9 @@ def generate(
 ) -> Answer:
     """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent."""
     stream = native.new_stream(tokenizer, prepared.stream_options)
-    generation = services.dispatcher.open(prepared.jobs, ClientWatch(environ), answer=stream)
+    generation = services.dispatcher.open(
+        prepared.jobs, ClientWatch(environ), answer=stream, until=services.deadline(record)
+    )
     record.first_token()
     if prepared.streaming:
         events = postprocess.stream_response(generation, stream, services.settings, record.answered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -11,7 +12,7 @@ from typing import Any, Final
 
 from flask import current_app
 
-from wsgi_router import native, runtime
+from wsgi_router import native, observability, runtime
 from wsgi_router.adapters import Adapters
 from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
@@ -106,6 +107,10 @@ class Services:
                 self._tokenizers.close()
                 self._pool.close()
                 self._transport.close()
+
+    def deadline(self, record: observability.RequestRecord) -> float:
+        """When a request has to be over, by time.monotonic."""
+        return record.started + (self.settings.request_timeout or math.inf)
 
     def tokenizer_of(self, card: ModelCard) -> native.Tokenizer:
         """Raises NoTokenizerError."""

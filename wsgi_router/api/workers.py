@@ -94,6 +94,7 @@ def _state(worker: Worker) -> WorkerState:
         model_id=worker.card.name if worker.card else None,
         state=worker.state.value,
         is_healthy=worker.state is State.UP,
+        breaker=worker.phase.value,
         draining=worker.draining,
         load=worker.load,
     )

@@ -269,6 +269,8 @@ class WorkerState(Struct):
     """What it serves; null until it has answered."""
     state: Literal["unknown", "up", "suspect", "down"]
     is_healthy: bool
+    breaker: Literal["closed", "open", "half_open"]
+    """Open: too many requests in a row have failed, so it is given none for a while; half_open: a few."""
     draining: bool
     load: int
     """Requests that it has in hand from this server."""

@@ -14,7 +14,7 @@ import hashlib
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -106,10 +106,16 @@ class Board:
         """From now on this process counts in `row`; without one, others do not see its counts."""
         self._row = row
 
-    def load(self, url: str) -> Load:
-        """A worker's counts, which are to be closed. Raises BoardFullError."""
+    def load(self, url: str, clear: Callable[[int], object] | None = None) -> Load:
+        """A worker's counts, which are to be closed. Raises BoardFullError.
+
+        `clear(column)` is called under the lock if nobody counts in that column yet: what else is known of
+        its worker is of another time, or another worker.
+        """
         with self.locked():
             column = self._column(_name(url))
+            if clear is not None and not any(self._cells[column * ROWS : (column + 1) * ROWS]):
+                clear(column)
             return Load(self._cells, column * ROWS, self._row, self._lock)
 
     @property
@@ -196,6 +202,11 @@ class Load:
     def _put(self, count: int) -> None:
         if self._row is not None and not self._closed:
             self._cells[self._start + self._row] += count
+
+    @property
+    def column(self) -> int:
+        """The worker's place in mappings of this kind, until this is closed."""
+        return self._start // ROWS
 
     @property
     def own(self) -> int:

@@ -1,9 +1,16 @@
-"""Whether a worker may be asked: a table of states and events."""
+"""Whether a worker may be asked: a table of states and events, and a breaker beside it.
+
+The state says whether a worker answers. The breaker says whether what it answers is of any use: one that
+fails request after request is given none for a while, then a few on trial.
+
+    CLOSED ──failures in a row──▶ OPEN ──time──▶ HALF_OPEN ──successes──▶ CLOSED
+                                    ▲───────one failure──────┘
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 
 class State(StrEnum):
@@ -50,3 +57,69 @@ TRANSITIONS: Final[dict[tuple[State, Event], State]] = {
 def after(state: State, event: Event) -> State:
     """The state that follows."""
     return TRANSITIONS.get((state, event), state)
+
+
+FAULTS: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
+"""Statuses of gRPC that count as a worker's failure. Refusals of a request do not, nor does a full queue."""
+
+
+class Phase(StrEnum):
+    """What the breaker of a worker lets through."""
+
+    CLOSED = "closed"  # all requests
+    OPEN = "open"  # none
+    HALF_OPEN = "half_open"  # a few at a time
+
+
+class Limits(NamedTuple):
+    """Failures in a row that open a breaker, for how many milliseconds, and successes that close it again.
+
+    As many requests as these successes are let through at a time while it is half-open.
+    """
+
+    failures: int = 10
+    milliseconds: int = 60_000
+    successes: int = 3
+
+
+class Breaker(NamedTuple):
+    """A breaker at a moment; times in milliseconds, of any clock that does not go back."""
+
+    failures: int = 0
+    """In a row, while it is closed."""
+    until: int = 0
+    """When it is open no more; 0 while it is closed."""
+    successes: int = 0
+    """In a row, while it is half-open."""
+
+    def phase(self, now: int) -> Phase:
+        return phase(self.until, now)
+
+    def failed(self, now: int, limits: Limits) -> Breaker:
+        """What follows a failure. While it is open they are those of requests from before."""
+        if self.phase(now) is Phase.OPEN:
+            return self
+        failures = self.failures + 1
+        if self.until or failures >= limits.failures:
+            return Breaker(until=now + limits.milliseconds)
+        return Breaker(failures)
+
+    def succeeded(self, now: int, limits: Limits) -> Breaker:
+        """What follows a success."""
+        if self.phase(now) is Phase.OPEN:
+            return self
+        successes = self.successes + 1
+        if not self.until or successes >= limits.successes:
+            return Breaker()
+        return Breaker(until=self.until, successes=successes)
+
+    def tried(self, now: int) -> Breaker:
+        """Half-open, if it was open: the worker was down and has come back, it may be another one."""
+        return self if self.phase(now) is Phase.CLOSED else Breaker(until=min(self.until, now))
+
+
+def phase(until: int, now: int) -> Phase:
+    """The phase of a breaker that is open `until` then."""
+    if not until:
+        return Phase.CLOSED
+    return Phase.OPEN if now < until else Phase.HALF_OPEN

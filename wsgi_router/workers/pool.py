@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
+import math
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from google.protobuf.message import DecodeError
 
 from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
-from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.workers import board
-from wsgi_router.workers.breaker import SEEN, Event, State
+from wsgi_router.workers import board, cards, health
+from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership
 from wsgi_router.workers.policies import POLICIES, Policy
+from wsgi_router.workers.probing import Prober
+from wsgi_router.workers.retries import Retries
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
@@ -30,21 +31,33 @@ _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
-_LOOK_SECONDS: Final = 0.5
-"""Longest time until a change of the list of workers, made by another process, is seen."""
-_IDLE_INTERVALS: Final = 5
-"""Health intervals after which a worker that is up, and was not heard of, is asked again."""
+_LOOK_SECONDS: Final = 0.25
+"""Longest time until what another process has changed is seen: the list of workers, a card, a suspicion."""
+_QUICK_SECONDS: Final = 0.05
+"""The same while a worker is about to be asked for the first time."""
 
 
 class WorkerPool:
-    """Starts with no worker up; `start()` begins to ask each one what it serves until it answers.
+    """Starts with no worker known; `start()` begins to look after them.
 
-    A worker that a call could not reach, or waited for in vain, is asked again at once, and passed over until
-    it answers. One that is up is asked when nothing was heard of it for a while.
+    In one process of a server, the one that leads, each worker is asked what it serves until it answers. One
+    that a call could not reach, or waited for in vain, is asked again at once, and passed over until it
+    answers; one that is up is asked when nothing was heard of it for a while. All processes go by what is
+    found out, and by what each of them sees in its calls.
     """
 
     def __init__(self, settings: Settings, transport: Transport) -> None:
         self._board = board.current()
+        self._health = health.of(self._board)
+        self._shared_cards = cards.Cards(self._board.folder)
+        self._limits = Limits(
+            settings.breaker_failures, int(settings.breaker_seconds * 1000), settings.breaker_successes
+        )
+        self.retries = Retries(settings)
+        """The rules by which requests go to other workers."""
+        self._prober = Prober(transport, settings, self._board.leads, self._take_answer, self._wake)
+        self._phases: dict[Worker, Phase] = {}
+        self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         self.membership = Membership(
             settings.workers, self._board, settings.workers_file, settings.discovery_sources()
         )
@@ -55,12 +68,9 @@ class WorkerPool:
         self._transport = transport
         self._settings = settings
         self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
-        self._probing: set[Worker] = set()
-        self._unasked: set[Worker] = set()
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._list_lock = threading.Lock()  # which workers there are, and their cards
-        self._due: dict[Worker, float] = {}
         self._wakeup: runtime.Wakeup = runtime.wakeup()
         self._started = False
         self._closed = False
@@ -88,11 +98,13 @@ class WorkerPool:
         self._wakeup.set()
 
     def usable(self) -> bool:
-        """Whether any worker may be asked."""
-        return any(worker.usable() for worker in self.workers)
+        """Whether any worker may be asked, now or as soon as others on trial have ended."""
+        return any(worker.card is not None and worker.closed_for() == 0 for worker in self.workers)
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
+        if not self._cards:
+            self._take_cards(self.workers)
         return list(self._cards.values())
 
     def resolve_model(self, name: str) -> ModelCard:
@@ -100,14 +112,17 @@ class WorkerPool:
 
         With MODEL set all workers serve that name; their own names are understood too.
         """
-        cards = self._cards
-        if not cards:
-            raise NoWorkerError("No worker has answered yet.")
-        card = cards.get(name)
+        card = self._cards.get(name)
         if card is not None:
             return card
+        self._take_cards(self.workers)
+        known = self._cards
+        if not known:
+            raise NoWorkerError("No worker has answered yet.")
+        if name in known:
+            return known[name]
         if any(worker.card is not None and worker.card.name == name for worker in self.workers):
-            return next(iter(cards.values()))
+            return next(iter(known.values()))
         raise ModelNotFoundError(name)
 
     def split_model(self, name: str) -> tuple[ModelCard, str]:
@@ -147,7 +162,7 @@ class WorkerPool:
         if policy is None:
             policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
         stay = near is not None and (near.draining or hints.target or not policy.bounded)
-        if near is not None and stay and near.state is State.UP:
+        if near is not None and stay and near.record.ready():
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
@@ -158,7 +173,7 @@ class WorkerPool:
         if worker is None:
             raise _bad_target(f"There is no worker '{shown(name)}'.")
         if worker in exclude or not worker.usable():
-            raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.")
+            raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.", _seconds_until([worker]))
         if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
             raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
         return worker
@@ -181,21 +196,41 @@ class WorkerPool:
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
-            raise NoWorkerError
+            raise NoWorkerError(retry_after=_seconds_until(serving))
         return candidates
 
     def report(self, worker: Worker, event: Event) -> None:
         """Takes in what a call has seen of a worker."""
         if worker.note(event):
             _LOG.warning("worker %s is %s", worker.url, worker.state)
-            if worker.state is State.SUSPECT and worker in self._due:
-                self._due[worker] = 0.0
-                self._wakeup.set()
+            self._wakeup.set()
 
     def report_failure(self, worker: Worker, failure: RpcFailure) -> None:
         """Takes in how a unary call has failed."""
         if failure.code in SEEN:
             self.report(worker, SEEN[failure.code])
+
+    def credit(self, worker: Worker) -> None:
+        """Takes in that a request was answered well."""
+        worker.proved = time.monotonic()
+        if worker.record.succeed() is Phase.CLOSED:
+            _LOG.info("worker %s: the breaker is closed", worker.url)
+
+    def blame(self, lease: Lease, code: str = "INTERNAL") -> None:
+        """Takes in that a request has failed, with this status of gRPC; not every status is a worker's fault.
+
+        All that a lost connection ends is one failure.
+        """
+        worker = lease.worker
+        if code not in FAULTS:
+            return
+        if code == "UNAVAILABLE":
+            if lease.began < worker.lost:
+                return
+            worker.lost = time.monotonic()
+        if worker.record.fail() is Phase.OPEN:
+            seconds = self._limits.milliseconds / 1000
+            _LOG.warning("worker %s: the breaker is open for %g s", worker.url, seconds)
 
     def _serves(self, worker: Worker, model: str) -> bool:
         if worker.card is None:
@@ -206,7 +241,28 @@ class WorkerPool:
         while not self._closed:
             self.catch_up()
             self._let_leave()
-            self._wakeup.wait(min(self._probe_due(time.monotonic()), _LOOK_SECONDS))
+            pause = _LOOK_SECONDS
+            if self._board.leads():
+                pause = min(pause, self._prober.look(self.workers))
+                self._tell_half_open()
+            for worker in self.workers:
+                worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
+            self._take_cards(self.workers)
+            asked = all(worker.record.asked for worker in self.workers)
+            if asked or any(worker.available() for worker in self.workers):
+                self._told.set()
+            self._wakeup.wait(pause if asked else min(pause, _QUICK_SECONDS))
+
+    def _wake(self) -> None:
+        self._wakeup.set()
+
+    def _tell_half_open(self) -> None:
+        """Time alone lets requests through again, so that nobody else could tell."""
+        for worker in self.workers:
+            phase = worker.phase
+            if phase is Phase.HALF_OPEN and self._phases.get(worker) is Phase.OPEN:
+                _LOG.info("worker %s: the breaker is half-open", worker.url)
+            self._phases[worker] = phase
 
     def catch_up(self) -> None:
         """Takes in what another process may have changed of the list of workers."""
@@ -239,7 +295,7 @@ class WorkerPool:
             self.workers = tuple(known.get(url) or joining[url] for url in entries)
             for worker in self.workers:
                 worker.draining = entries[worker.url]
-            self._gather_cards()
+            self._cards = cards.by_name(self.workers, self._settings.model)
             self._generation = generation
 
     def _join_all(self, urls: Sequence[str]) -> dict[str, Worker]:
@@ -247,126 +303,68 @@ class WorkerPool:
         joining: dict[str, Worker] = {}
         try:
             for url in urls:
-                joining[url] = Worker(url, self._board.load(url))
-        except SettingsError:
+                joining[url] = Worker(url, self._health, self._limits)
+        except BaseException:
             for worker in joining.values():
                 worker.close()
             raise
-        for worker in joining.values():
-            self._due[worker] = 0.0
-            self._unasked.add(worker)
+        self._take_each(joining.values())
         return joining
 
     def _let_leave(self) -> None:
         """Drops the connection to a removed worker once its last request here has ended."""
+        busy = self._prober.under_way
         with self._list_lock:  # or one that comes back at this moment would be dropped
-            idle = [one for one in self._leaving.values() if one.in_flight == 0 and one not in self._probing]
+            idle = [one for one in self._leaving.values() if one.in_flight == 0 and one not in busy]
             for worker in idle:
-                del self._leaving[worker.url], self._due[worker]
-                self._unasked.discard(worker)
+                del self._leaving[worker.url]
         for worker in idle:
+            self._prober.forget(worker)
+            self._phases.pop(worker, None)
+            self._unread.discard(worker)
             worker.close()
             self._transport.forget(worker)
             _LOG.info("worker %s is served no more", worker.url)
 
-    def _probe_due(self, now: float) -> float:
-        """Begins the probes that are due; returns the seconds until the next one may be."""
-        idle = pause = _IDLE_INTERVALS * self._settings.health_interval
-        for worker in self.workers:
-            if worker in self._probing:
-                continue  # its end wakes us
-            due = self._heard(worker) + idle if worker.state is State.UP else self._due[worker]
-            if due > now:
-                pause = min(pause, due - now)
-            else:
-                self._probing.add(worker)
-                runtime.spawn(self._probe, worker)
-        return pause
-
-    def _heard(self, worker: Worker) -> float:
-        return max(worker.heard, self._transport.heard(worker))
-
-    def _probe(self, worker: Worker) -> None:
-        """Asks what the worker serves; the cheapest call that a live engine alone can answer."""
-        asked = time.monotonic()
-        try:
-            card = self._ask(worker)
-            self._set_card(worker, card)
-            if worker.state is not State.UP:
-                worker.forget_adapters()  # it may have been started anew
-            if worker.note(Event.PROBE_OK):
-                _LOG.info(
-                    "worker %s is up and serves %s", worker.url, observability.printable(card.name, 100)
-                )
-        except Exception as error:  # whatever it is, the worker is asked again
-            self._probe_failed(worker, error, asked)
-        finally:
-            self._probing.discard(worker)
-            self._unasked.discard(worker)
-            if not self._unasked or worker.available():
-                self._told.set()
-            self._wakeup.set()
-
-    def _set_card(self, worker: Worker, card: ModelCard) -> None:
-        if card == worker.card:
-            return
+    def _take_answer(self, worker: Worker, answer: bytes) -> None:
+        """Takes in what the prober was told. Raises OSError, DecodeError."""
         with self._list_lock:
-            worker.card = card
-            self._gather_cards()
+            if self._shared_cards.give(worker, answer):
+                self._cards = cards.by_name(self.workers, self._settings.model)
 
-    def _gather_cards(self) -> None:
-        cards: dict[str, ModelCard] = {}
-        for one in self.workers:
-            if one.card is not None:
-                name = self._settings.model or one.card.name
-                cards[name] = _narrower(cards.get(name), one.card, name)
-        self._cards = dict(sorted(cards.items()))
+    def _take_cards(self, workers: Iterable[Worker]) -> None:
+        """Takes in what other processes were told."""
+        if any(worker.record.card != worker.card_number for worker in workers):
+            with self._list_lock:
+                self._take_each(workers)
+                self._cards = cards.by_name(self.workers, self._settings.model)
 
-    def _ask(self, worker: Worker) -> ModelCard:
-        request = pb.GetModelInfoRequest().SerializeToString()
-        answer = self._transport.unary(worker, "GetModelInfo", request, self._settings.health_timeout)
-        return _card(pb.GetModelInfoResponse.FromString(answer))
-
-    def _probe_failed(self, worker: Worker, error: Exception, asked: float) -> None:
-        self._due[worker] = time.monotonic() + self._settings.health_interval
-        late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
-        if late and self._heard(worker) > asked:
-            return  # its streams flow
-        if worker.note(Event.PROBE_LATE if late else Event.PROBE_FAILED) or worker in self._unasked:
-            trace = None if isinstance(error, (RpcFailure, DecodeError)) else error
-            _LOG.warning("worker %s is %s: %s", worker.url, worker.state, error, exc_info=trace)
+    def _take_each(self, workers: Iterable[Worker]) -> None:
+        for worker in workers:
+            try:
+                self._shared_cards.take(worker)
+                self._unread.discard(worker)
+            except (OSError, DecodeError) as error:  # it is tried again and again
+                if worker not in self._unread:
+                    self._unread.add(worker)
+                    _LOG.error("what worker %s serves cannot be read: %s", worker.url, error)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"
 
     def stats(self) -> observability.WorkerStats:
-        """For metrics: each worker's URL to (1 if up else 0, requests in flight of all processes)."""
-        return {worker.url: (int(worker.state is State.UP), worker.load) for worker in self.workers}
+        """For metrics: what is to be told of each worker, by its URL."""
+        return {
+            worker.url: observability.WorkerStat(worker.load, worker.state, worker.phase)
+            for worker in self.workers
+        }
 
 
 def _bad_target(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, code="worker_not_found")
 
 
-def _narrower(known: ModelCard | None, card: ModelCard, name: str) -> ModelCard:
-    """One card for several workers of a name: the shortest known context, as any of them may be chosen."""
-    lengths = [one.context_length for one in (known, card) if one is not None and one.context_length]
-    return dataclasses.replace(known or card, name=name, context_length=min(lengths, default=0))
-
-
-def _card(info: pb.GetModelInfoResponse) -> ModelCard:
-    return ModelCard(
-        name=info.served_model_name or info.model_path,
-        context_length=max(info.max_context_length, 0),
-        weight_version=info.weight_version,
-        eos_token_ids=tuple(info.eos_token_ids),
-        default_sampling_params=info.default_sampling_params_json,
-        preferred_sampling_params=info.preferred_sampling_params,
-        model_path=info.model_path,
-        tokenizer_path=info.tokenizer_path,
-        vocab_size=info.vocab_size,
-        model_type=info.model_type,
-        is_generation=info.is_generation,
-        supports_vision=info.supports_vision,
-        architectures=tuple(info.architectures),
-    )
+def _seconds_until(workers: Iterable[Worker]) -> int:
+    """Whole seconds until the first of those that are kept back by their breakers alone may be asked."""
+    waits = [seconds for worker in workers if (seconds := worker.closed_for()) is not None]
+    return max(math.ceil(min(waits, default=0.0)), 1)

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from wsgi_router import runtime
-from wsgi_router.workers.board import Board, Load
-from wsgi_router.workers.breaker import ANSWERED, Event, State, after
+from wsgi_router.workers.board import Board
+from wsgi_router.workers.breaker import ANSWERED, Event, Limits, Phase, State
+from wsgi_router.workers.health import Health
 
+_USABLE: Final = (State.UP, State.SUSPECT)
 _SCHEMES: Final = {"grpc": False, "grpcs": True}
 """Those of workers' URLs, and whether they mean TLS."""
 
@@ -54,7 +56,7 @@ def worker_id(url: str) -> str:
 class Worker:
     """A worker's address, state and requests in flight."""
 
-    def __init__(self, url: str, load: Load | None = None) -> None:
+    def __init__(self, url: str, health: Health | None = None, limits: Limits | None = None) -> None:
         scheme, _, address = url.partition("://")
         if scheme not in _SCHEMES or not address:
             raise ValueError(f"worker {url!r} must be grpc://HOST:PORT or grpcs://HOST:PORT")
@@ -62,18 +64,59 @@ class Worker:
         self.id = worker_id(url)
         self.address = address
         self.tls = _SCHEMES[scheme]
-        self.state = State.UNKNOWN
         self.draining = False
         """Takes no new requests, as the operator wants it."""
         self.card: ModelCard | None = None
-        self._load = load or Board().load(url)
+        self.card_number = 0
+        """The record's, when `card` was taken from there."""
+        self._load, self.record = (health or Health(Board())).record(url, limits)
         self.heard = time.monotonic()
-        """When it last answered, or a stream of its gave a message; by time.monotonic."""
-        self.adapters: Mapping[str, Adapter] = {}
-        """The loaded ones by name, as far as it was asked; replaced as a whole."""
-        self.adapters_at = -math.inf
-        """When it was asked; by time.monotonic."""
+        """When it last answered, or a stream of its gave a message, in this process; by time.monotonic."""
+        self.proved = 0.0
+        """When a request began to be answered, or was answered well, in this process; by time.monotonic."""
+        self.lost = -math.inf
+        """When this process last lost a request by the loss of a connection; by time.monotonic."""
+        self._life = self.record.life
+        self._adapters: Mapping[str, Adapter] = {}
+        self._adapters_at = -math.inf
         self._lock = runtime.brief_lock()
+
+    @property
+    def state(self) -> State:
+        """What is known of it, in all processes."""
+        return self.record.state
+
+    @property
+    def phase(self) -> Phase:
+        """That of its breaker, in all processes."""
+        return self.record.phase
+
+    @property
+    def adapters(self) -> Mapping[str, Adapter]:
+        """The loaded ones by name, as far as it was asked."""
+        self._follow_life()
+        return self._adapters
+
+    @property
+    def adapters_at(self) -> float:
+        """When it was asked for them; by time.monotonic."""
+        self._follow_life()
+        return self._adapters_at
+
+    def set_adapters(self, adapters: Mapping[str, Adapter]) -> None:
+        """What it has loaded, as it has just said."""
+        self._follow_life()
+        self._adapters_at, self._adapters = time.monotonic(), adapters
+
+    def forget_adapters(self) -> None:
+        """What it has loaded is in doubt."""
+        self._adapters_at, self._adapters = -math.inf, {}
+
+    def _follow_life(self) -> None:
+        life = self.record.life
+        if life != self._life:  # it may have been started anew
+            self._life = life
+            self.forget_adapters()
 
     @property
     def in_flight(self) -> int:
@@ -87,33 +130,33 @@ class Worker:
 
     def available(self) -> bool:
         """Whether it may be chosen without reserve."""
-        return self.state is State.UP and not self.draining
+        return not self.draining and self.record.ready()
 
     def usable(self) -> bool:
         """Whether it may be chosen if need be."""
-        return self.state in (State.UP, State.SUSPECT) and not self.draining
+        return self.record.state in _USABLE and not self.draining and self.record.admits()
+
+    def closed_for(self) -> float | None:
+        """Seconds until its breaker lets a request through; None if it is not usable for other reasons."""
+        if self.record.state not in _USABLE or self.draining:
+            return None
+        return self.record.closed_for
 
     def note(self, event: Event) -> bool:
-        """Takes an event in; True if the state has changed."""
+        """Takes an event in; True for the one who has changed the state by it."""
         if event in ANSWERED:
             self.heard = time.monotonic()
-        with self._lock:
-            before = self.state
-            self.state = after(before, event)
-            return self.state is not before
-
-    def forget_adapters(self) -> None:
-        """What it has loaded is in doubt."""
-        self.adapters_at, self.adapters = -math.inf, {}
+        return self.record.note(event)
 
     def close(self) -> None:
         """It is served no more."""
+        self.record.close()
         self._load.close()
 
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
         self._load.add(1)
-        return Lease(self)
+        return Lease(self, self.record.begin_trial())
 
     def _return(self, lease: Lease) -> None:
         with self._lock:
@@ -121,6 +164,8 @@ class Worker:
                 return
             lease.released = True
         self._load.add(-1)
+        if lease.trial:
+            self.record.end_trial()
 
     def __repr__(self) -> str:
         name = self.card.name if self.card else "?"
@@ -128,12 +173,17 @@ class Worker:
 
 
 class Lease:
-    """A request's hold on a worker. `release` may be called any number of times; it counts once."""
+    """A request's hold on a worker. `release` may be called any number of times; it counts once.
 
-    __slots__ = ("released", "worker")
+    `trial`: the worker's breaker is half-open. `began`: by time.monotonic.
+    """
 
-    def __init__(self, worker: Worker) -> None:
+    __slots__ = ("began", "released", "trial", "worker")
+
+    def __init__(self, worker: Worker, trial: bool) -> None:
         self.worker = worker
+        self.trial = trial
+        self.began = time.monotonic()
         self.released = False
 
     def release(self) -> None:
