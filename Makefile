@@ -10,7 +10,7 @@ NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -nam
 PORT ?= 8080
 
 .DEFAULT_GOAL := help
-.PHONY: help tools run build models test test-python test-rust soak check format header lock bench oracles clean
+.PHONY: help tools run build models test test-python test-rust soak chaos check format header lock bench oracles clean
 
 help: ## lists the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,9 +33,13 @@ test-python:
 	$(BIN)/python -m pytest bench -q
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-# SOAK_SEED=4711 sends the requests of that seed again.
+# SOAK_SEED=4711 sends the requests of that seed again; SOAK_SECONDS=3600 adds an hour of everything at once.
 soak: tools models .cache/built .cache/dev ## 20,000 random requests against a real server: no internal error, no hang, no leak
 	SOAK_REQUESTS=$${SOAK_REQUESTS:-20000} SOAK_SEED=$${SOAK_SEED:-random} $(BIN)/python -m pytest tests/soak -s
+
+# CHAOS_SEED=4711 makes the same choices again; CHAOS_SECONDS is for what can go on for long.
+chaos: tools models .cache/built .cache/dev ## what tests/chaos does in short, in full: 50 reloads under 200 streams and all that (an hour)
+	CHAOS_SECONDS=$${CHAOS_SECONDS:-300} CHAOS_SEED=$${CHAOS_SEED:-random} $(BIN)/python -m pytest tests/chaos -s
 
 check: tools .cache/built .cache/dev ## format, lint, types, clippy, layers, header
 	$(BIN)/ruff format --check .

@@ -340,7 +340,17 @@ cdef class Call:
         if handle is not NULL:
             self.net.sinks.pop(self.tag, None)
             with nogil:
-                wr_call_cancel(handle)
+                wr_call_cancel(handle, False)
+
+    def withdraw(self):
+        cdef WrCall *handle = self.handle
+        cdef bint withdrawn = False
+        if handle is not NULL:
+            with nogil:
+                withdrawn = wr_call_cancel(handle, True)
+            if withdrawn:
+                self.net.sinks.pop(self.tag, None)
+        return withdrawn
 
     def __dealloc__(self):
         if self.handle is not NULL and self.net.pid == getpid():

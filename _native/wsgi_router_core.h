@@ -349,10 +349,12 @@ int32_t wr_net_unary(struct WrNet *handle,
                      struct WrError *err);
 
 // Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+// `unfed`: only if no message of it was fed. Returns whether it was cancelled.
 //
 // # Safety
 // `handle` is live or null.
-void wr_call_cancel(struct WrCall *handle);
+bool wr_call_cancel(struct WrCall *handle,
+                    bool unfed);
 
 // Cancels and frees.
 //

@@ -105,7 +105,7 @@ cdef extern from "wsgi_router_core.h" nogil:
     int32_t wr_net_unary(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *method,
                          size_t method_len, const uint8_t *request, size_t request_len, uint64_t tag,
                          uint64_t timeout_ms, WrCall **out, WrError *err)
-    void wr_call_cancel(WrCall *handle)
+    bint wr_call_cancel(WrCall *handle, bint unfed)
     void wr_call_free(WrCall *handle)
     void wr_net_forget(WrNet *handle, const uint8_t *address, size_t address_len)
     int64_t wr_net_heard(const WrNet *handle, const uint8_t *address, size_t address_len)

@@ -40,6 +40,8 @@ def test_they_are_listed_and_shown(make: Callable[..., App]) -> None:
         "is_healthy": True,
         "breaker": "closed",
         "draining": False,
+        "role": "regular",
+        "bootstrap_port": None,
         "load": 0,
     }
     assert listed(app) == {WORKER: expected}
@@ -71,6 +73,42 @@ def test_an_added_worker_is_used_once_it_answers(make: Callable[..., App]) -> No
     wait_until(lambda: listed(app)[OTHER]["is_healthy"], 10, "it is up")
     assert [card.name for card in app.services.pool.models()] == ["another", MODEL]
     assert app.services.pool.select("another").worker.url == OTHER
+
+
+@pytest.mark.parametrize(
+    ("sent", "role", "port"),
+    [
+        ({}, "regular", None),
+        ({"role": "decode"}, "decode", None),
+        ({"role": "prefill"}, "prefill", 8998),
+        ({"role": "prefill", "bootstrap_port": 9001}, "prefill", 9001),
+        ({"worker_type": "prefill", "bootstrap_port": 9001}, "prefill", 9001),
+        ({"worker_type": "decode", "role": "decode"}, "decode", None),
+    ],
+)
+def test_a_role(make: Callable[..., App], sent: dict[str, Any], role: str, port: int | None) -> None:
+    app = make(admin_key="root")
+    shown = call(app, "POST", "/workers", {"url": OTHER, **sent}).get_json()
+    assert (shown["role"], shown["bootstrap_port"]) == (role, port)
+    assert listed(app)[OTHER] == shown
+
+
+@pytest.mark.parametrize(
+    ("sent", "param"),
+    [
+        ({"role": "both"}, "role"),
+        ({"role": "prefill", "bootstrap_port": 0}, "bootstrap_port"),
+        ({"role": "prefill", "bootstrap_port": 65536}, "bootstrap_port"),
+        ({"role": "decode", "bootstrap_port": 9001}, "bootstrap_port"),
+        ({"bootstrap_port": 9001}, "bootstrap_port"),
+        ({"role": "decode", "worker_type": "prefill"}, "worker_type"),
+    ],
+)
+def test_a_bad_role(make: Callable[..., App], sent: dict[str, Any], param: str) -> None:
+    app = make(admin_key="root")
+    error = error_of(call(app, "POST", "/workers", {"url": OTHER, **sent}), 400)
+    assert error["param"] == param
+    assert list(listed(app)) == [WORKER]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,7 +133,7 @@ def test_before_an_end_can_be_seen_its_lease_is_back_and_its_worker_judged() -> 
     bench.transport.infos[worker.url] = UNAVAILABLE
     seen: list[tuple[list[int], bool]] = []
 
-    class Watched(deque[Any]):
+    class Watched(list[Any]):
         def append(self, item: Any) -> None:
             seen.append((bench.in_flight(), worker.available()))
             super().append(item)

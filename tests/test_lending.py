@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from gunicorn.config import Config
+from gunicorn.http import wsgi
 from gunicorn.http.wsgi import Response
 
-from wsgi_router.lending import Application, keep_settings, offering
+from wsgi_router.lending import Application, keep_settings, offering, share_error_stream
+from wsgi_router.postprocess import StreamResponse
 
 
 class Sink:
@@ -57,6 +59,26 @@ def test_a_whole_answer_is_sent_at_once() -> None:
     assert joined == [b"".join(apart)]
 
 
+def test_a_streams_first_piece_is_sent_with_the_head() -> None:
+    answer: Any = SimpleNamespace(
+        generation=SimpleNamespace(fed=True), stream=SimpleNamespace(take=bytes), done=False, ended=True
+    )
+    answer.loan = answer.lent = None
+    answer.lend = lambda: setattr(answer, "done", True)
+    answer.reclaim = lambda: None
+    settings: Any = SimpleNamespace(lend_sockets=True, ping_interval=1.0)
+
+    def application(_environ: dict[str, Any], start_response: Callable[..., Any]) -> StreamResponse:
+        start_response("200 OK", [])
+        return StreamResponse(answer, b"first", settings)
+
+    head, end = sent(offering(application))
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert head.endswith(b"\r\n\r\n5\r\nfirst\r\n")
+    assert end == b"0\r\n\r\n"
+    assert answer.loan.descriptor == 99
+
+
 class Other(Response):  # type: ignore[misc]
     """Who knows what it does."""
 
@@ -86,6 +108,18 @@ def test_a_server_that_is_not_gunicorn() -> None:
     started: list[str] = []
     answer = offering(answering([b"body"], 4))({}, lambda status, _headers: started.append(status))
     assert (list(answer), started) == ([b"body"], ["200 OK"])
+
+
+def test_requests_share_what_they_complain_to(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wsgi, "WSGIErrorsWrapper", wsgi.WSGIErrorsWrapper)  # as it was, in the end
+    share_error_stream(Config())
+    first, second = (wsgi.base_environ(Config())["wsgi.errors"] for _ in range(2))
+    assert first is second
+    print("words", file=first, flush=True)
+    first.writelines(["more\n", "lines\n"])
+    assert capsys.readouterr().err == "words\nmore\nlines\n"
 
 
 def test_settings_become_attributes() -> None:

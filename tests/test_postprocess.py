@@ -16,6 +16,7 @@ from tests.support.processes import QWEN3, wait_until
 from tests.support.sse import content, events
 from tests.support.transport import Answer
 from wsgi_router import native, runtime
+from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
     ClientGone,
     DrainingError,
@@ -302,7 +303,7 @@ def test_a_client_that_has_all_may_leave_before_the_core_tells(
     for message in others[: len(others) - unsent]:
         stream.feed(0, message)
     client.leave()
-    assert list(response) == []
+    assert b"".join(response) == b""
     assert ends.outcomes == [outcome]
     assert len(head) > 0
     assert loan.written > 0
@@ -337,13 +338,15 @@ def test_connections_closed_at_the_end_are_no_fault_of_the_worker(tokenizer: nat
     assert streamed.ends.outcomes == ["drained"]
 
 
-def test_a_fault_of_ours_is_an_event(tokenizer: native.Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_ours_is_an_event(
+    tokenizer: native.Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     streamed = Streamed(tokenizer, (messages(tokenizer)[0],))
 
-    def broken() -> list[Any]:
+    def broken(_generation: Generation) -> list[Any]:
         raise ZeroDivisionError
 
-    streamed.response._answer.generation.take = broken  # type: ignore[method-assign]
+    monkeypatch.setattr(Generation, "take", broken)
     streamed.streams()[0].put(messages(tokenizer)[1])
     found = parse(list(streamed.response))
     assert found[-2]["error"]["code"] == InternalError.code

@@ -34,6 +34,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert loaded.policy == "round_robin"
 
 
+PREFILL = ("grpc://p:1 9001", "grpcs://q:2")
 WORKERS_IN_LOWER_CASE = ("grpc://gpu-1.example:1", "grpc://[fe80::1]:2")
 
 
@@ -49,6 +50,10 @@ WORKERS_IN_LOWER_CASE = ("grpc://gpu-1.example:1", "grpc://[fe80::1]:2")
         ("WSGI_ROUTER_WORKERS", "[::1]:30001", "workers", ("grpc://[::1]:30001",)),
         ("WSGI_ROUTER_WORKERS", "grpcs://a:1,b:2", "workers", ("grpcs://a:1", "grpc://b:2")),
         ("WSGI_ROUTER_WORKERS", "grpc://GPU-1.Example:1,[FE80::1]:2", "workers", WORKERS_IN_LOWER_CASE),
+        ("WSGI_ROUTER_PREFILL_WORKERS", "p:1 9001, grpcs://q:2", "prefill_workers", PREFILL),
+        ("WSGI_ROUTER_DECODE_WORKERS", "d:1", "decode_workers", ("grpc://d:1",)),
+        ("WSGI_ROUTER_PREFILL_POLICY", "prefix_hash", "prefill_policy", "prefix_hash"),
+        ("WSGI_ROUTER_DECODE_POLICY", "", "decode_policy", ""),
         ("WSGI_ROUTER_WORKER_TLS_SERVER_NAME", "w.example", "worker_tls_server_name", "w.example"),
         ("WSGI_ROUTER_API_KEYS", "a,b", "api_keys", ("a", "b")),
         ("WSGI_ROUTER_ADMIN_KEY", " root,key ", "admin_key", "root,key"),
@@ -85,6 +90,12 @@ def test_values(variable: str, value: str, name: str, expected: object) -> None:
         ("WSGI_ROUTER_WORKERS", "a" * 254 + ":1"),
         ("WSGI_ROUTER_WORKERS", "grpcs://a"),
         ("WSGI_ROUTER_WORKERS", "grpcs://grpc://a:1"),
+        ("WSGI_ROUTER_PREFILL_WORKERS", "p:1 0"),
+        ("WSGI_ROUTER_PREFILL_WORKERS", "p:1 9001 9002"),
+        ("WSGI_ROUTER_PREFILL_WORKERS", "p:1 none"),
+        ("WSGI_ROUTER_PREFILL_WORKERS", "p:1 1,p:1 2"),
+        ("WSGI_ROUTER_DECODE_WORKERS", "d:1 9001"),
+        ("WSGI_ROUTER_PREFILL_POLICY", "fastest"),
         ("WSGI_ROUTER_WORKER_TLS_SERVER_NAME", "https://w"),
         ("WSGI_ROUTER_BIND", "8080"),
         ("WSGI_ROUTER_API_KEYS", "two words"),
@@ -103,6 +114,16 @@ def test_a_bad_value_is_one_line_that_names_it(variable: str, value: str) -> Non
         settings.load({variable: value})
     assert variable in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("twice", [("WORKERS", "PREFILL_WORKERS"), ("PREFILL_WORKERS", "DECODE_WORKERS")])
+def test_a_worker_has_one_role(twice: tuple[str, str]) -> None:
+    with pytest.raises(settings.SettingsError, match=f"{twice[0]}.*names a worker twice"):
+        settings.load({f"WSGI_ROUTER_{name}": "grpcs://a:1" for name in twice})
+    many = ",".join(f"w{number}:1" for number in range(settings.MOST_WORKERS))
+    settings.load({"WSGI_ROUTER_DECODE_WORKERS": many})
+    with pytest.raises(settings.SettingsError, match="at most"):
+        settings.load({"WSGI_ROUTER_DECODE_WORKERS": many, "WSGI_ROUTER_WORKERS": "a:1"})
 
 
 @pytest.mark.parametrize(

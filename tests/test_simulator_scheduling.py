@@ -341,6 +341,8 @@ def test_prefill_and_decode_meet() -> None:
                     half.result()
         with pytest.raises(grpc.RpcError, match="no decode worker"):
             ask(first, 10, [1])
+        with pytest.raises(grpc.RpcError, match="was used before"):
+            ask(first, 7, [1, 2])
         with pytest.raises(grpc.RpcError, match="no prefill request"):
             ask(second, 11, [1])
         assert refused(first.Generate(generate_request("a", [1])))[0] == "INVALID_ARGUMENT"

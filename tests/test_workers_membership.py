@@ -14,6 +14,7 @@ from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError
 from wsgi_router.workers import membership as module
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.membership import Membership, WorkerExistsError
+from wsgi_router.workers.roles import Part, Role
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 
@@ -53,6 +54,41 @@ def test_changes(membership: Membership) -> None:
     assert sorted(set(generations)) == generations
 
 
+def test_parts(tmp_path: Path) -> None:
+    """Those of the settings, those of added workers, and what is added again as something else."""
+    settings = Settings(
+        workers=(A,), prefill_workers=("grpc://p:1 9001", "grpc://q:1"), decode_workers=("grpc://d:1",)
+    )
+    known = module.parts(settings)
+    path = str(tmp_path / "workers.json")
+
+    def membership() -> Membership:
+        return Membership(tuple(known), Board(), path, known)
+
+    def shown() -> dict[str, tuple[str, int]]:
+        return {url: tuple(member.part) for url, member in membership().members().items()}
+
+    regular, prefill, decode = ("regular", 8998), ("prefill", 8998), ("decode", 8998)
+    first = {A: regular, "grpc://p:1": ("prefill", 9001), "grpc://q:1": prefill, "grpc://d:1": decode}
+    assert shown() == first
+    membership().add(B, Part(Role.PREFILL, 9002))
+    membership().add(C, Part(Role.DECODE))
+    added = {B: ("prefill", 9002), C: decode}
+    assert shown() == first | added
+    for url, part in (("grpc://d:1", Part(Role.PREFILL)), (B, Part(Role.DECODE)), ("grpc://p:1", Part())):
+        membership().remove(url)
+        assert url not in shown()
+        membership().add(url, part)
+    assert shown() == first | added | {"grpc://d:1": prefill, B: decode, "grpc://p:1": regular}
+    for url in ("grpc://d:1", "grpc://p:1"):
+        membership().remove(url)
+        membership().add(url, known[url])
+    assert shown() == first | added | {B: decode}
+    assert "d:1" not in Path(path).read_text()
+    known[B] = Part(Role.PREFILL, 9003)  # now the settings say so
+    assert shown()[B] == ("prefill", 9003)
+
+
 def test_refusals(membership: Membership) -> None:
     for url in (A, B, A.replace("grpc://", "grpcs://")):
         with pytest.raises(WorkerExistsError):
@@ -90,14 +126,19 @@ def test_a_file_outlives_the_server_and_follows_the_settings(tmp_path: Path) -> 
 
 def test_a_file_may_be_written_by_hand(tmp_path: Path) -> None:
     path = tmp_path / "workers.json"
-    path.write_text('{"added": ["c:1/", "grpcs://d:1"], "removed": ["a:1"], "draining": ["c:1"]}')
+    path.write_text(
+        '{"added": ["c:1/", "grpcs://d:1"], "removed": ["a:1"], "draining": ["c:1"],'
+        ' "halves": {"c:1": {"role": "decode"}}}'
+    )
     membership = Membership((A, B), Board(), str(path))
     assert dict(membership.entries()) == {B: False, C: True, "grpcs://d:1": False}
+    assert membership.members()[C] == (Part(Role.DECODE), True)
 
 
 TOO_MANY = json.dumps({"added": [f"grpc://x{number}:1" for number in range(MOST_WORKERS)]}).encode()
 UNUSABLE = [
     *(b"", b"{", b"[]", b'{"added":[1]}', b'{"more":[]}', b"\xff"),
+    *(b'{"halves":{"a:1":{"role":"both"}}}', b'{"halves":{"a":{"role":"decode"}}}'),
     *(b'{"added":["a"]}', b'{"removed":["http://a:1"]}', b'{"draining":["c:70000"]}', TOO_MANY),
 ]
 
@@ -202,7 +243,7 @@ D, E = "grpc://d:1", "grpc://e:1"
 def discovering(request: pytest.FixtureRequest, tmp_path: Path) -> Membership:
     board = Board(None if request.param == "memory" else tmp_path)
     path = str(tmp_path / "kept.json") if request.param == "file" else ""
-    return Membership((A, B), board, path, ("dns", "pods"))
+    return Membership((A, B), board, path, sources=("dns", "pods"))
 
 
 def test_what_is_discovered_is_added_to_the_settings(discovering: Membership) -> None:
@@ -254,13 +295,13 @@ def test_a_change_of_a_discovered_worker_holds_as_long_as_it_is_discovered(disco
 def test_a_worker_is_added_that_was_removed_when_it_was_discovered(tmp_path: Path) -> None:
     """Its removal outlives a restart, after which nothing is discovered yet."""
     path = tmp_path / "kept.json"
-    first = Membership((), Board(), str(path), ("dns",))
+    first = Membership((), Board(), str(path), sources=("dns",))
     first.discover("dns", [C])
     first.remove(C)
-    second = Membership((), Board(), str(path), ("dns",))
+    second = Membership((), Board(), str(path), sources=("dns",))
     second.discover("dns", [C, D])
     assert list(second.entries()) == [D]
-    third = Membership((), Board(), str(path), ("dns",))
+    third = Membership((), Board(), str(path), sources=("dns",))
     third.add(C)
     assert list(third.entries()) == [C]
     assert C not in json.loads(path.read_text())["removed"]

@@ -114,6 +114,9 @@ class Call:
     def close(self) -> None:
         """Cancels it if it still runs; no event follows. Idempotent."""
 
+    def withdraw(self) -> bool:
+        """``close``, unless a message was fed: then the call goes on, and this is False."""
+
 class CallSink(Protocol):
     """What ``Net.deliver`` calls."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final, Generic, TypeVar
 
 from wsgi_router import observability, runtime
@@ -22,6 +22,7 @@ from wsgi_router.errors import (
 from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES, Role
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, Worker
 
@@ -58,10 +59,11 @@ class Calls:
         all is over. Raises RouterError.
         """
         cancel = cancel or Cancel()
+        roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
         retries, tried = self._pool.retries, list[Worker]()
         retries.count(1, time.monotonic())
         while True:
-            lease = self._pool.select(model, hints, tried)
+            lease = self._pool.select(model, hints, tried, roles=roles)
             tried.append(lease.worker)
             try:
                 return self._call(lease, method, request, timeout, cancel, deadline)
@@ -69,15 +71,21 @@ class Calls:
                 error = failure.with_traceback(None)
             finally:
                 lease.release()
-            self._wait_for_another(model, hints, tried, error, cancel)
+            self._wait_for_another(model, hints, tried, error, cancel, roles)
             observability.metrics().retries.inc()
 
     def _wait_for_another(
-        self, model: str, hints: Hints, tried: list[Worker], error: RouterError, cancel: Cancel
+        self,
+        model: str,
+        hints: Hints,
+        tried: list[Worker],
+        error: RouterError,
+        cancel: Cancel,
+        roles: Collection[Role],
     ) -> None:
         """Returns when another worker is to be asked. Raises `error` where that would not help."""
         try:
-            self._pool.candidates(model, tried)
+            self._pool.candidates(model, tried, roles=roles)
         except NoWorkerError:  # the failure says more than that nobody else is there
             raise error from None
         if hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):

@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.deadlines import Deadlines
-from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
 from wsgi_router.workers.worker import Lease
@@ -55,11 +54,36 @@ Ready = tuple[int, Item]
 """An item with its choice's index."""
 
 
+class Companion(Protocol):
+    """Another RPC, which works for a choice; see `pairs`. All may be called at any time, and again."""
+
+    lease: Lease
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the choice waits for what this is to bring.
+
+        If the choice's own worker tells of a failure then, it has most likely waited in vain for this one.
+        """
+
+    def __hash__(self) -> int: ...
+
+    def drop(self, silent: bool = False) -> None:
+        """The choice has come to nothing: cancels the RPC. `silent`: nothing came before the deadline."""
+
+    def let_end(self) -> None:
+        """The choice needs it no more: it may end by itself for a while."""
+
+    def end_late(self) -> None:
+        """It has not."""
+
+
 class Choice:
-    """One RPC with its lease."""
+    """One RPC with its lease, and maybe another one that works for it."""
 
     __slots__ = (
-        *("blocked", "ended", "index", "last", "lease", "over", "patience", "request_id", "stale", "stream"),
+        *("at_fault", "blocked", "companion", "ended", "index", "last", "lease", "over", "patience"),
+        *("request_id", "stale", "stream"),
     )
 
     def __init__(
@@ -75,6 +99,8 @@ class Choice:
         self.ended = False  # for the request; its reader may still wait for the RPC's end
         self.blocked = False  # its reader waits for room, so silence is not the worker's
         self.stale = False  # another attempt has taken its place
+        self.companion: Companion | None = None
+        self.at_fault = lease  # if it fails
 
     def end_late(self) -> None:
         """The RPC's status did not come in time."""
@@ -92,7 +118,7 @@ class Shared:
 
     pool: WorkerPool
     transport: GenerateTransport
-    endings: Deadlines[Choice]
+    endings: Deadlines[Choice | Companion]
     """RPCs that have said their last and have not ended yet."""
     defer: Callable[[Callable[[], object]], None]
     queue_size: int
@@ -121,11 +147,14 @@ class Queue:
     """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
     that a Generation that is dropped without `close` can be noticed."""
 
+    __slots__ = ("_lock", "choices", "closed", "ready", "room", "shared", "wakeup")
+
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
-        self.ready: deque[tuple[Choice, Item]] = deque()
+        # Lists: an empty deque takes 700 bytes, and little ever waits here.
+        self.ready: list[tuple[Choice, Item]] = []
         self.wakeup = runtime.wakeup()
-        self.room: deque[runtime.Wakeup] = deque()
+        self.room: list[runtime.Wakeup] = []
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
         self._lock = runtime.brief_lock()
@@ -176,11 +205,18 @@ class Queue:
             choice.stream = None
             by_itself = not choice.ended
         self.shared.endings.discard(choice)
+        if choice.companion is not None:
+            if end is ENDED:
+                choice.companion.let_end()
+            else:
+                if not silent and choice.companion.awaited and _told_of_a_fault(end):
+                    choice.at_fault = choice.companion.lease
+                choice.companion.drop(silent)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
                 self.shared.note_silence(choice.lease)
             else:
-                self.shared.note_end(choice.lease, end)
+                self.shared.note_end(choice.at_fault, end)
         self.end(choice, end)
 
     def put(self, choice: Choice, item: Item) -> None:
@@ -204,7 +240,7 @@ class Queue:
         """Lets waiting readers look again."""
         while self.room:
             try:
-                self.room.popleft().set()
+                self.room.pop().set()
             except IndexError:  # another thread was faster
                 return
 
@@ -217,9 +253,11 @@ class Queue:
                 return
         self._drop(choice)
 
-    def end(self, choice: Choice, last: Ended | RpcFailure | None = None) -> bool:
+    def end(self, choice: Choice, last: Item | None = None) -> bool:
         """Ends a choice: returns its lease and queues `last`. True for the one caller that did so."""
         choice.lease.release()  # before the consumer can see the end
+        if choice.companion is not None:
+            choice.companion.lease.release()
         with self._lock:
             if self.choices.get(choice.index) is not choice:
                 return False
@@ -233,12 +271,19 @@ class Queue:
             self.make_room()
         return True
 
-    def cancel(self, choice: Choice, last: RpcFailure | None = None) -> bool:
+    def cancel(self, choice: Choice, last: Item | None = None, silent: bool = False) -> bool:
         """Ends a choice that the worker still works on. True for the one caller that did so."""
         ended = self.end(choice, last)
         if ended:
-            self._drop(choice)
+            self._drop(choice, silent)
         return ended
+
+    def began(self, choice: Choice) -> bool:
+        """Whether anything of a choice has come; else, where messages are fed, it is withdrawn."""
+        if any(one is choice for one, _ in tuple(self.ready)):
+            return True
+        call = choice.stream
+        return self.shared.transport.feeds and call is not None and not call.withdraw()  # type: ignore[union-attr]
 
     def expire(self, now: float) -> float:
         """Ends choices whose worker was silent for too long. Returns seconds until the next may be due."""
@@ -247,13 +292,15 @@ class Queue:
             left = choice.last + choice.patience - now
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
-                if self.cancel(choice, silence):
+                if self.cancel(choice, silence, silent=True):
                     self.shared.note_silence(choice.lease)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 
-    def _drop(self, choice: Choice) -> None:
+    def _drop(self, choice: Choice, silent: bool = False) -> None:
         choice.lease.release()
+        if choice.companion is not None:
+            choice.companion.drop(silent)
         stream = choice.stream
         if stream is not None:
             stream.close()
@@ -264,6 +311,8 @@ class Queue:
     def let_end(self, choice: Choice) -> None:
         """Ends a choice whose last message has come; its status is on the way, and waited for a while."""
         if self.end(choice):
+            if choice.companion is not None:
+                choice.companion.let_end()
             self.shared.endings.add(choice, self.shared.close_timeout)
             if choice.stream is None:  # the status was faster
                 self.shared.endings.discard(choice)
@@ -276,6 +325,11 @@ class Queue:
             self.cancel(choice)
         self.make_room()
         self.wakeup.set()
+
+
+def _told_of_a_fault(end: Ended | RpcFailure) -> bool:
+    """Whether the worker was there, and something was wrong, but not with the request."""
+    return isinstance(end, RpcFailure) and end.code in FAULTS and end.code != "UNAVAILABLE"
 
 
 class _Sink:

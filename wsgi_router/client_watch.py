@@ -18,6 +18,8 @@ class ClientWatch:
     elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
     """
 
+    __slots__ = ("_lent", "_next_look", "_socket", "_subscriber", "_watcher", "gone", "poll_seconds")
+
     def __init__(self, environ: Mapping[str, Any]) -> None:
         self.gone = False
         self.poll_seconds: float | None = None
@@ -25,11 +27,11 @@ class ClientWatch:
         self._subscriber: runtime.Wakeup | None = None
         self._watcher: Any = None
         self._socket: _socket.socket | None = None
+        self._lent: Any = None
         lent = environ.get("gunicorn.socket")
         if lent is None or lent.fileno() < 0:
             return
-        # Its own object on the same descriptor: peeks below TLS, is never patched, and never closes it.
-        self._socket = _socket.socket(lent.family, lent.type, lent.proto, fileno=lent.fileno())
+        self._lent = lent
         if runtime.patched():
             import gevent
 
@@ -46,11 +48,22 @@ class ClientWatch:
 
     def check(self) -> bool:
         """Looks at the socket now; returns `gone`. Never blocks."""
-        if self._socket is not None and not self.gone:
-            state = _peek(self._socket)
-            if state == _EOF or (state == _BYTES and _peer_has_closed(self._socket)):
+        own = self._own_socket()
+        if own is not None and not self.gone:
+            state = _peek(own)
+            if state == _EOF or (state == _BYTES and _peer_has_closed(own)):
                 self._set_gone()
         return self.gone
+
+    def _own_socket(self) -> _socket.socket | None:
+        """On the same descriptor: peeks below TLS, is never patched, and never closes it.
+
+        Made when it is first needed, which it mostly never is: that takes three calls of the system.
+        """
+        lent = self._lent
+        if self._socket is None and lent is not None and (descriptor := lent.fileno()) >= 0:
+            self._socket = _socket.socket(lent.family, lent.type, lent.proto, fileno=descriptor)
+        return self._socket
 
     def poll(self, now: float) -> None:
         """`check()`, but only if the last look is `poll_seconds` old; `now` by time.monotonic."""
@@ -62,13 +75,15 @@ class ClientWatch:
         """Stops watching; to be called before the server closes the socket. Idempotent."""
         self._subscriber = None
         self._stop_watcher()
+        self._lent = None
         if self._socket is not None:
             self._socket.detach()
             self._socket = None
 
     def _readable(self) -> None:
         self.check()
-        if not self.gone and self._socket is not None and _peek(self._socket) == _BYTES:
+        own = self._own_socket()
+        if not self.gone and own is not None and _peek(own) == _BYTES:
             # A level-triggered watcher would fire for ever over bytes nobody reads yet.
             self._stop_watcher()
             self.poll_seconds = _POLL_SECONDS
@@ -91,7 +106,7 @@ class ClientWatch:
         self.close()
 
     def __repr__(self) -> str:
-        state = "gone" if self.gone else "watched" if self._socket is not None else "unwatched"
+        state = "gone" if self.gone else "watched" if self._lent is not None else "unwatched"
         return f"<ClientWatch {state}>"
 
 

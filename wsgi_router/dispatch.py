@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from wsgi_router import observability, runtime
+from wsgi_router import observability, pairs, runtime
 from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
@@ -57,7 +57,7 @@ _ID_FIELD: Final = b"\x0a\x20"
 class _Opening:
     """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
 
-    __slots__ = ("deadline", "index", "job", "others", "tried")
+    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
 
     def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
         self.index = index
@@ -65,6 +65,7 @@ class _Opening:
         self.deadline = deadline
         self.others = others
         self.tried: list[Worker] = []
+        self.doubtful: list[Worker] = []  # others that may have been at fault
 
 
 class _Again(NamedTuple):
@@ -77,6 +78,18 @@ class _Again(NamedTuple):
 
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
+
+    __slots__ = (
+        "_again",
+        "_client",
+        "_deadline",
+        "_dispatcher",
+        "_leases",
+        "_opening",
+        "_queue",
+        "answer",
+        "choices",
+    )
 
     def __init__(
         self, dispatcher: Dispatcher, client: ClientWatch | None, answer: Any, deadline: float = math.inf
@@ -168,7 +181,7 @@ class Generation:
         ready = queue.ready
         taken: list[Ready] = []
         while ready:
-            choice, item = ready.popleft()
+            choice, item = ready.pop(0)
             if not choice.stale and (not opening or self._begun(choice, item)):
                 taken.append((choice.index, item))
         if queue.room:
@@ -182,7 +195,7 @@ class Generation:
             while ready:
                 if self._begun(*ready[0]):
                     return
-                ready.popleft()
+                ready.pop(0)
             self.wait()
             if self.client_gone or self.closed:
                 raise ClientGone
@@ -194,20 +207,32 @@ class Generation:
         opening = self._opening.get(choice.index)
         if opening is None or choice.stale:
             return not choice.stale
-        dispatcher, worker = self._dispatcher, choice.lease.worker
+        dispatcher, companion = self._dispatcher, choice.companion
         error = dispatcher.error_of(item)
         if error is None:
-            worker.proved = time.monotonic()
+            choice.lease.worker.proved = time.monotonic()
             del self._opening[choice.index]
-            dispatcher.start_others(self, opening, worker)
+            if companion is not None:
+                companion.let_end()
+            dispatcher.start_others(self, opening, choice)
+            if not self._opening:
+                self._opening.clear()  # gives its memory back
             return True
         choice.stale = True
+        if companion is not None:
+            if companion.awaited:
+                choice.at_fault = companion.lease
+            companion.drop()
         self._queue.let_end(choice)
+        at_fault = choice.at_fault
         if not isinstance(item, RpcFailure):  # else it has been told
-            self.blame(choice.index)
+            self._leases.pop(choice.index, None)
+            self._queue.shared.pool.blame(at_fault)
         if opening.job.adapter:
-            worker.forget_adapters()
-        dispatcher.try_again(self, opening, worker, error)
+            at_fault.worker.forget_adapters()
+        if at_fault is not choice.lease:
+            opening.doubtful.append(choice.lease.worker)
+        dispatcher.try_again(self, opening, at_fault.worker, error)
         return False
 
     def finish(self, choice: int, cancel: bool) -> None:
@@ -270,7 +295,7 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
-            Deadlines(Choice.end_late),
+            Deadlines(lambda late: late.end_late()),
             runtime.deferrer(),
             settings.queue_size,
             settings.token_timeout,
@@ -325,15 +350,17 @@ class Dispatcher:
             raise
         return generation
 
-    def start(self, generation: Generation, opening: _Opening, near: Worker | None = None) -> None:
-        """Asks a worker for a choice, `near` first. Raises RouterError if that fails for good."""
-        job = opening.job
-        lease = self._pool.select(job.model, job.hints, opening.tried, job.adapter, near)
+    def start(self, generation: Generation, opening: _Opening, near: Choice | None = None) -> None:
+        """Asks a worker, or a pair, for a choice; that of `near` first.
+
+        Raises RouterError if that fails for good.
+        """
+        legs = pairs.select(self._pool, opening.job, opening.tried, opening.doubtful, near)
         try:
-            self._add(generation, opening, lease)
+            self._add(generation, opening, legs)
         except RpcFailure as failure:
             error = UpstreamError.from_grpc(failure.code, failure.details)
-            self.try_again(generation, opening, lease.worker, error)
+            self.try_again(generation, opening, legs.answering.worker, error)
 
     def try_again(
         self, generation: Generation, opening: _Opening, worker: Worker, error: RouterError
@@ -342,10 +369,8 @@ class Dispatcher:
         job, tried = opening.job, opening.tried
         tried.append(worker)
         now = time.monotonic()
-        try:
-            self._pool.candidates(job.model, tried, job.adapter)
-        except NoWorkerError:  # the failure says more than that nobody else is there
-            raise error from None
+        if not pairs.possible(self._pool, job, tried):  # the failure says more than that nobody else is there
+            raise error
         if job.hints.target or not self._retries.allow(error, tried, now):
             raise error
         generation.begin_again(now + self._retries.pause(tried), opening, error)
@@ -361,12 +386,12 @@ class Dispatcher:
             raise error from None
         observability.metrics().retries.inc()
 
-    def start_others(self, generation: Generation, opening: _Opening, worker: Worker) -> None:
-        """Asks for a job's other choices: the worker that began the first has the prompt in its cache."""
+    def start_others(self, generation: Generation, opening: _Opening, first: Choice) -> None:
+        """Asks for a job's other choices: who began the first has the prompt in its cache."""
         deadline = time.monotonic() + self._first_token_timeout
         for index in opening.others:
             other = generation._opening[index] = _Opening(index, opening.job, deadline)
-            self.start(generation, other, near=worker)
+            self.start(generation, other, near=first)
 
     def error_of(self, first: Item) -> RouterError | None:
         """What a choice's first event says, if it is a failure."""
@@ -379,29 +404,36 @@ class Dispatcher:
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
-    def _add(self, generation: Generation, opening: _Opening, lease: Lease) -> None:
-        """Starts an RPC and its reader; the lease is the generation's from here on."""
+    def _add(self, generation: Generation, opening: _Opening, legs: pairs.Legs) -> None:
+        """Starts an RPC and its reader, or those of a pair; the leases are the generation's from here on."""
         request_id = random_id()
-        job, worker, queue, index = opening.job, lease.worker, generation._queue, opening.index
+        job, worker, queue, index = opening.job, legs.answering.worker, generation._queue, opening.index
         transport = self.shared.transport
-        generation._leases[index] = lease
+        generation._leases[index] = legs.answering
         patience = opening.deadline - time.monotonic()
+        choice = Choice(index, request_id, legs.answering, None, math.inf)
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
-            if job.adapter:
-                request += _adapter_field(worker, job.adapter)
+            if legs.prefill is not None:
+                request += pairs.meeting(legs.prefill.worker)
+                prefill = pairs.Prefill(queue, choice, legs.prefill, self._first_failure)
+                asked = request + _adapter_field(legs.prefill.worker, job.adapter)
+                choice.companion = prefill
+            request += _adapter_field(worker, job.adapter)
             if transport.feeds:
                 limits = Patience(patience, self.shared.token_timeout)
                 call = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
-                queue.feed(Choice(index, request_id, lease, None, math.inf), call)
+                queue.feed(choice, call)
             else:
-                stream = transport.open_stream(worker, request)
-                queue.start(Choice(index, request_id, lease, stream, patience))
+                choice.stream, choice.patience = transport.open_stream(worker, request), patience
+                queue.start(choice)
         except BaseException as error:
-            lease.release()
+            legs.release()
             if isinstance(error, RpcFailure):
-                self.shared.note_end(lease, error)
+                self.shared.note_end(legs.answering, error)
             raise
+        if legs.prefill is not None:
+            prefill.start(asked, patience)
 
     def __repr__(self) -> str:
         return f"<Dispatcher {self._pool!r}>"
@@ -409,6 +441,8 @@ class Dispatcher:
 
 def _adapter_field(worker: Worker, name: str) -> bytes:
     """The field of a GenerateRequest that names an adapter. Raises NoWorkerError if it has just gone."""
+    if not name:
+        return b""
     adapter = worker.adapters.get(name)
     if adapter is None:
         raise NoWorkerError

@@ -26,6 +26,7 @@ _LOG = logging.getLogger(__name__)
 
 _SERVICE: Final = "/sglang.grpc.scheduler.SglangScheduler/"
 _MESSAGE_BYTES: Final = 256 * 2**20
+_STREAM_WINDOW: Final = 256 * 2**10
 _ABORTS_AT_ONCE: Final = 64
 _UNARY_AT_ONCE: Final = 16 + 2 * MOST_WORKERS
 """Workers join while running; were it fewer, those that hang would keep the others from being asked."""
@@ -54,6 +55,9 @@ def _channel_options(settings: Settings) -> list[tuple[str, int | str]]:
         ("grpc.use_local_subchannel_pool", 1),  # `forget` really drops the connection
         ("grpc.enable_retries", 0),
         ("grpc.enable_http_proxy", 0),
+        # Else windows grow with the speed, and what waits for a slow client takes megabytes of each stream.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", _STREAM_WINDOW),
     ]
 
 
@@ -122,7 +126,7 @@ class GrpcTransport:
     def __init__(self, settings: Settings) -> None:
         if runtime.patched():
             _init_gevent()
-        self._expected = len(settings.workers)
+        self._expected = len(settings.all_workers())
         runtime.init_process(self._expected)
         self._channels = _Channels(settings)
         self._abort_timeout = settings.abort_timeout

@@ -44,6 +44,8 @@ keepalive = 15
 
 # Channels, threads and hubs do not survive a fork; and patching must come before everything else.
 preload_app = False
+# gevent would note for each greenlet who has started it, for its debugger: half a KiB a connection.
+os.environ.setdefault("GEVENT_TRACK_GREENLET_TREE", "0")
 # Two masters of one user would overwrite each other's socket.
 control_socket_disable = True
 
@@ -66,6 +68,9 @@ def on_starting(server: Any) -> None:
     except settings.SettingsError as error:
         on_exit(server)
         sys.exit(f"wsgi-router: {error}")
+    # What the processes have in common is looked through by none of them: that alone would copy its pages.
+    gc.collect()
+    gc.freeze()
 
 
 def _share(fresh: settings.Settings) -> None:
@@ -190,14 +195,13 @@ def worker_exit(server: Any, worker: Any) -> None:
 
 def child_exit(_server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
-    from prometheus_client import multiprocess
-
+    from wsgi_router import metrics_files
     from wsgi_router.workers import board, health
 
     row = getattr(worker, _ROW, None)
     health.of(board.current()).free_row(row)
     board.current().free_row(row)
-    multiprocess.mark_process_dead(worker.pid)  # type: ignore[no-untyped-call]
+    metrics_files.retire(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker.pid)
 
 
 def on_exit(_server: Any) -> None:

@@ -7,8 +7,8 @@ core can send the chunks itself, from its own thread, and Python has nothing to 
 writes the head, the first piece and the end. Nothing is lent under TLS, HTTP/2, HTTP/1.0 or HEAD, where
 middleware has wrapped the answer, or when gunicorn's response does not look as expected.
 
-A whole answer is sent together with its head, which gunicorn sends apart: one call of the system, and one
-packet, in place of two.
+A whole answer, and the first piece of a streamed one, is sent together with its head, which gunicorn sends
+apart: one call of the system, and one packet, in place of two.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SocketLoan:
 
 
 class _Joining:
-    """A socket for a response of two parts, its head and its body, which are sent together."""
+    """A socket for a response whose head and first piece, which follows at once, are sent together."""
 
     __slots__ = ("_head", "_socket")
 
@@ -74,6 +74,35 @@ def keep_settings(configuration: Any) -> None:
     vars(configuration).update({name: setting.get() for name, setting in settings.items()})
 
 
+class _ErrorStream:
+    """`wsgi.errors`, for all requests: looks for where errors go when there is one."""
+
+    __slots__ = ("_find",)
+
+    def __init__(self, find: Callable[[], Any]) -> None:
+        self._find = find
+
+    def write(self, text: str) -> None:
+        self._find().write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        """Each line is written at once."""
+
+
+def share_error_stream(configuration: Any) -> None:
+    """One `wsgi.errors` for all requests; gunicorn makes one for each, and asks `logging` under its lock."""
+    from gunicorn.http import wsgi
+
+    make = getattr(wsgi, "WSGIErrorsWrapper", None)
+    if make is not None:
+        stream = _ErrorStream(lambda: make(configuration))
+        wsgi.WSGIErrorsWrapper = lambda _configuration: stream
+
+
 def lend_sockets(worker: Any) -> None:
     """From now on streamed answers of gunicorn's `worker` may write to their sockets themselves."""
     from gunicorn.workers.base_async import AsyncWorker
@@ -91,6 +120,7 @@ def offering(application: Application) -> Application:
             response = _response(start_response)
             if response is not None and response.chunked:
                 answer.offer(SocketLoan(response))
+                response.sock = _Joining(response.sock)
         elif type(answer) is list and len(answer) == 1 and len(answer[0]) <= _JOINED_BYTES:
             response = _response(start_response)
             if response is not None and _is_whole(response, answer[0]):

@@ -56,11 +56,19 @@ def _failure(status: int, details: str) -> RpcFailure | None:
 class _Push:
     """Hands a call's events to a sink; what the extension calls."""
 
-    __slots__ = ("_sink", "blocked", "fed", "message")
+    __slots__ = ("_sink",)
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
-        self.fed, self.message, self.blocked = sink.fed, sink.message, sink.blocked
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        self._sink.fed(flags, message)
+
+    def message(self, message: bytes) -> None:
+        self._sink.message(message)
+
+    def blocked(self) -> None:
+        self._sink.blocked()
 
     def ended(self, status: int, details: str, silent: bool) -> None:
         self._sink.ended(_failure(status, details), silent)

@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from wsgi_router import runtime
+from wsgi_router import metrics_files, runtime
 from wsgi_router.ids import random_id
 
 LOGGER: Final = logging.getLogger("wsgi_router")
@@ -217,12 +218,14 @@ class Metrics:
         from prometheus_client.multiprocess import MultiProcessCollector
 
         registry = CollectorRegistry()
-        if os.environ.get(MULTIPROCESS_VARIABLE):
-            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        else:
-            registry.register(self.registry)
         registry.register(WorkerMetrics(workers))
-        return generate_latest(registry), CONTENT_TYPE_LATEST
+        folder = os.environ.get(MULTIPROCESS_VARIABLE)
+        if not folder:
+            registry.register(self.registry)
+            return generate_latest(registry), CONTENT_TYPE_LATEST
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        with metrics_files.reading(Path(folder)):
+            return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _observation(histogram: Any, seconds: float) -> Iterator[Change]:
@@ -287,8 +290,28 @@ def metrics() -> Metrics:
         return _made[_token_bounds]
 
 
+_NO_STATS: Final[Mapping[str, Any]] = {}
+_FINISHING: Final = runtime.brief_lock()
+
+
 class RequestRecord:
     """What becomes of one request: counted in flight when made, and logged and counted once, by `finish`."""
+
+    __slots__ = (
+        "_finished",
+        "_first_token",
+        "_is_probe",
+        "_label",
+        "deferred",
+        "method",
+        "model",
+        "outcome",
+        "request_id",
+        "route",
+        "started",
+        "stats",
+        "status",
+    )
 
     def __init__(self, method: str, route: str, request_id: str) -> None:
         self.method = method
@@ -298,14 +321,13 @@ class RequestRecord:
         self.deferred = False
         """True once a stream has taken over; it calls `finish` itself."""
         self.outcome = COMPLETE
-        self.stats: Mapping[str, Any] = {}
+        self.stats = _NO_STATS
         self.model = ""
         self._label = ""
         self.started = time.monotonic()
         """When the request's headers were there."""
         self._first_token: float | None = None
         self._finished = False
-        self._lock = runtime.brief_lock()
         self._is_probe = route in _PROBES
         if not self._is_probe:
             metrics().note(((metrics().in_flight, 1),))
@@ -334,7 +356,7 @@ class RequestRecord:
 
     def finish(self) -> None:
         """The request is over. Idempotent."""
-        with self._lock:
+        with _FINISHING:
             if self._finished:
                 return
             self._finished = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from wsgi_router import observability, runtime
@@ -71,6 +71,8 @@ class Loan(Protocol):
 
 class _Answer:
     """A generation being turned into an answer; its end is told once."""
+
+    __slots__ = ("_on_end", "done", "generation", "lent", "loan", "stream")
 
     def __init__(self, generation: Generation, stream: AnswerStream, on_end: OnEnd) -> None:
         self.generation = generation
@@ -218,21 +220,89 @@ def _as_router_error(error: Exception) -> RouterError:
 
 
 class StreamResponse:
-    """A streamed answer as a WSGI iterable. `close` cancels what is open; it may come from anywhere."""
+    """A streamed answer as a WSGI iterable. `close` cancels what is open; it may come from anywhere.
+
+    Each piece is all that is ready. No generator: an open stream's memory is its objects and its stack.
+    """
+
+    __slots__ = ("_answer", "_failure", "_head", "_lendable", "_over", "_ping_interval")
 
     def __init__(
         self, answer: _Answer, head: bytes, settings: Settings, failure: Exception | None = None
     ) -> None:
+        """`failure`: what followed `head`, and ends the answer."""
         self._answer = answer
+        self._head = head
+        self._failure = failure
+        self._ping_interval = settings.ping_interval
         self._lendable = settings.lend_sockets and answer.generation.fed
-        self._defer = answer.generation.defer
-        self._events = _events(answer, head, settings.ping_interval, failure)
+        self._over = False
 
     def __iter__(self) -> StreamResponse:
         return self
 
     def __next__(self) -> bytes:
-        return next(self._events)
+        piece = None if self._over else self._next_piece()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    def _next_piece(self) -> bytes | None:
+        """Ends the answer when it is done, however that is."""
+        answer = self._answer
+        head, self._head = self._head, b""
+        if self._failure is not None:
+            return head or self._broken_off(self._failure)
+        try:
+            if not answer.done:
+                if head:
+                    return head
+                if answer.loan is not None and answer.lent is None:
+                    answer.lend()
+                    return b""  # the server drops the first piece, which it would hold until the end
+                head = self._wait()
+                if not answer.done:
+                    return head
+            self._over = True
+            answer.reclaim()
+            head += answer.stream.take()
+        except (ClientGone, OSError):
+            self._over = True
+            answer.end(answer.left())
+            return None
+        except Exception as error:
+            return self._broken_off(error)
+        if not answer.ended:
+            answer.end(observability.COMPLETE)
+            return head or None
+        return None  # closed from elsewhere
+
+    def _wait(self) -> bytes:
+        """Waits for something to pass on; returns with the answer's end too."""
+        answer, interval = self._answer, self._ping_interval
+        while not answer.done:
+            # How long the socket was silent is for the core to know: it is asked a few times an interval.
+            if answer.generation.wait(interval if answer.lent is None else interval / _LOOKS):
+                answer.feed()
+                if answer.lent is None and (data := answer.stream.take()):
+                    return data
+            elif answer.lent is None:
+                return PING
+            else:
+                answer.stream.ping(PING, interval)
+                answer.unblock()
+        return b""
+
+    def _broken_off(self, error: Exception) -> bytes | None:
+        """The last piece of an answer that has failed."""
+        self._over = True
+        answer, reason = self._answer, _as_router_error(error)
+        with contextlib.suppress(OSError):
+            answer.reclaim()
+        answer.stream.fail(reason.body())
+        data = answer.stream.take()
+        answer.end_by(reason)
+        return data or None
 
     def offer(self, loan: Loan) -> None:
         """Before the first piece is taken; once it is sent, the core may write the rest to the client."""
@@ -244,8 +314,9 @@ class StreamResponse:
 
     def __del__(self) -> None:
         # A server may forget `close`; a finaliser may run anywhere, so the work is done elsewhere.
-        if not self._answer.ended:
-            self._defer(functools.partial(self._answer.end, observability.CANCELLED))
+        answer = self._answer
+        if not answer.ended:
+            answer.generation.defer(functools.partial(answer.end, observability.CANCELLED))
 
     def __repr__(self) -> str:
         return f"<StreamResponse {'ended' if self._answer.ended else 'open'} {self._answer.generation!r}>"
@@ -276,56 +347,6 @@ def stream_response(
         answer.end(observability.CANCELLED)
         raise
     return StreamResponse(answer, head, settings)
-
-
-def _events(answer: _Answer, head: bytes, ping_interval: float, failure: Exception | None) -> Iterator[bytes]:
-    """Yields what is ready as one piece each time. Ends the answer when it is done, however that is.
-
-    `failure`: what followed `head`, and ends the answer.
-    """
-    generation, stream = answer.generation, answer.stream
-    wait, feed, take = generation.wait, answer.feed, stream.take
-    data = head
-    try:
-        if failure is not None:
-            yield data
-            raise failure
-        if data and answer.loan is not None:
-            yield data
-            data = b""
-            answer.lend()
-        while not answer.done:
-            if data:
-                yield data
-                data = b""
-            # How long the socket was silent is for the core to know: it is asked a few times an interval.
-            if wait(ping_interval / _LOOKS if answer.lent is not None else ping_interval):
-                feed()
-                if answer.lent is None:
-                    data = take()
-            elif answer.lent is not None:
-                stream.ping(PING, ping_interval)
-                answer.unblock()
-            else:
-                data = PING
-        answer.reclaim()
-        data += take()
-    except (ClientGone, OSError):
-        answer.end(answer.left())
-        return
-    except Exception as error:
-        reason = _as_router_error(error)
-        with contextlib.suppress(OSError):
-            answer.reclaim()
-        stream.fail(reason.body())
-        data = stream.take()
-        answer.end_by(reason)
-    else:
-        if answer.ended:  # closed from elsewhere
-            return
-        answer.end(observability.COMPLETE)
-    if data:
-        yield data
 
 
 def aggregate(generation: Generation, stream: AnswerStream, on_end: OnEnd) -> bytes:

@@ -23,7 +23,7 @@ from wsgi_router.schema import (
 )
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.policies import POLICIES
+from wsgi_router.workers.policies import reads_prefix
 from wsgi_router.workers.transport import GenerateJob
 from wsgi_router.workers.worker import ModelCard
 
@@ -143,8 +143,9 @@ def prepare_completion(
         "logprobs": request.logprobs,
     }
     routes = [_with_prefix(hints, one, settings) for one in prepared]
+    scored = "logprobs" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters),
+        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters, scored),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -184,8 +185,9 @@ def prepare_generate(
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
     routes = [_with_prefix(hints, one, settings) for one in prepared]
+    scored = "logprob_start_len" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters),
+        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters, scored),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -237,9 +239,10 @@ def _jobs(
     hints: Sequence[Hints],
     streamed: bool,
     adapters: Sequence[str],
+    scored: str,
 ) -> tuple[GenerateJob, ...]:
     return tuple(
-        GenerateJob(card.name, one.body, choices, route, streamed, adapter)
+        GenerateJob(card.name, one.body, choices, route, streamed, adapter, scored)
         for one, route, adapter in zip(prepared, hints, adapters or [""] * len(prepared), strict=True)
     )
 
@@ -250,7 +253,7 @@ def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
 
 def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings) -> Hints:
     """`hints` with the beginning of the prompt, for a policy that goes by it."""
-    if not POLICIES[settings.policy].reads_prefix:
+    if not reads_prefix(settings):
         return hints
     return Hints(hints.target, hints.key, prepared.prefix(settings.prefix_token_count))
 

@@ -30,6 +30,7 @@ def start(worker: Any) -> None:
     """
     start_all()
     lending.keep_settings(worker.cfg)
+    lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
     runtime.spawn(_watch, worker)
 

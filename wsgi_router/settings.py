@@ -176,6 +176,15 @@ def _paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
+def _prefill_workers(value: object) -> tuple[str, ...]:
+    """As `_worker_urls`; each may have its bootstrap port behind a space, as after SGLang's own --prefill."""
+    parts = [word.split() for word in _words(value)]
+    if any(len(part) > 2 for part in parts):
+        raise ValueError("takes one bootstrap port for each worker")
+    ports = ["".join(f" {_integer(1, 65535)(port)}" for port in part[1:]) for part in parts]
+    return tuple(map("".join, zip(_worker_urls([part[0] for part in parts]), ports, strict=True)))
+
+
 def _host_name(value: object) -> str:
     text = _text(value)
     if text and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text):
@@ -213,6 +222,18 @@ def _header_names(value: object) -> tuple[str, ...]:
     return names
 
 
+_POLICIES: Final = (
+    "random",
+    "round_robin",
+    "power_of_two",
+    "least_load",
+    "prefix_hash",
+    "consistent_hashing",
+    "sticky",
+    "manual",
+)
+
+
 def _row(default: Any, cast: Callable[[object], Any], reason: str, *, secret: bool = False) -> Any:
     return dataclasses.field(default=default, repr=not secret, metadata={"cast": cast, "reason": reason})
 
@@ -225,6 +246,17 @@ class Settings:
         (),
         _worker_urls,
         "Workers' addresses, grpc://HOST:PORT or grpcs://, separated by commas. They may come up later.",
+    )
+    prefill_workers: tuple[str, ...] = _row(
+        (),
+        _prefill_workers,
+        "Workers that compute prompts for others to go on from, as `WORKERS`; behind a space the port where "
+        "each is met, if it is not 8998 (as after SGLang's --prefill).",
+    )
+    decode_workers: tuple[str, ...] = _row(
+        (),
+        _worker_urls,
+        "Workers that go on from prompts which others have computed, as `WORKERS` (SGLang's --decode).",
     )
     worker_ca_file: str = _row(
         "",
@@ -300,18 +332,15 @@ class Settings:
     )
     policy: str = _row(
         "least_load",
-        _choice(
-            "random",
-            "round_robin",
-            "power_of_two",
-            "least_load",
-            "prefix_hash",
-            "consistent_hashing",
-            "sticky",
-            "manual",
-        ),
+        _choice(*_POLICIES),
         "How a worker is chosen: random, round_robin, power_of_two, least_load (requests in flight), "
         "prefix_hash, consistent_hashing, or sticky (also called manual).",
+    )
+    prefill_policy: str = _row(
+        "", _choice("", *_POLICIES), "The policy for `PREFILL_WORKERS`. Empty: that of `POLICY`."
+    )
+    decode_policy: str = _row(
+        "", _choice("", *_POLICIES), "The policy for `DECODE_WORKERS`. Empty: that of `POLICY`."
     )
     routing_key_headers: tuple[str, ...] = _row(
         ("x-smg-routing-key", "x-session-id"),
@@ -448,6 +477,11 @@ class Settings:
         pods = (self.kubernetes_namespace, self.kubernetes_selector, str(self.kubernetes_port))
         return (*self.workers_dns, *(["kubernetes:" + "/".join(pods)] if self.kubernetes_selector else ()))
 
+    def all_workers(self) -> tuple[str, ...]:
+        """The addresses of workers of every kind."""
+        prefill = (text.partition(" ")[0] for text in self.prefill_workers)
+        return (*self.workers, *prefill, *self.decode_workers)
+
     def public(self) -> bool:
         """Whether `bind` is reachable from other machines."""
         if self.bind.startswith("unix:"):
@@ -506,7 +540,17 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
         variable = PREFIX + name.upper()
         if variable in environ:
             _put(values, name, environ[variable], variable)
-    return Settings(**values)
+    settings = Settings(**values)
+    _check_workers(settings)
+    return settings
+
+
+def _check_workers(settings: Settings) -> None:
+    """Each list was checked by itself. Raises SettingsError."""
+    try:
+        _worker_urls(settings.all_workers())
+    except ValueError as error:
+        raise SettingsError(f"WORKERS, PREFILL_WORKERS and DECODE_WORKERS: together {error}") from None
 
 
 def processes(environ: Mapping[str, str]) -> int | None:

@@ -71,7 +71,7 @@ def _key(settings: Settings) -> tuple[str, ...]:
         settings.worker_cert_file,
         settings.worker_key_file,
         settings.worker_tls_server_name,
-        *settings.workers,
+        *settings.all_workers(),
     )
 
 
@@ -90,7 +90,7 @@ def _roots(settings: Settings) -> bytes:
     name, path = "WORKER_CA_FILE", settings.worker_ca_file
     if not path:
         roots = _system_roots()
-        if not roots and any(url.startswith("grpcs://") for url in settings.workers):
+        if not roots and any(url.startswith("grpcs://") for url in settings.all_workers()):
             raise _error(name, "must be set, as this system has no certificates of authorities")
         return roots
     roots = _read(name, path)

@@ -27,9 +27,9 @@ from schemathesis import GenerationMode
 from tests.live import script
 from tests.soak import client
 from tests.soak.requests import ADMIN_KEY, EMBEDDING, GENERATING, REQUESTS, Sent
-from tests.soak.watched import PATH
 from tests.support.openapi import described
 from tests.support.processes import QWEN3, Router, Worker, wait_until
+from tests.support.watch import Watch
 
 REQUESTS_IN_ALL = int(os.environ.get("SOAK_REQUESTS", "2000"))
 TOGETHER = 8
@@ -37,15 +37,17 @@ WARM = 240
 _SEED = os.environ.get("SOAK_SEED", "")
 SEED = random.randrange(2**32) if _SEED == "random" else int(_SEED) if _SEED else None
 PROCESSES = 2
-GROWTH_BYTES = 64 << 20
 
 EOS = "151645"
 FLAGS = ("--tokenizer", str(QWEN3), "--eos", EOS, "--context-length", "4096", "--answer-tokens", "16")
 
 
-def property_of(requests: int, *, fixed: bool = False) -> Callable[[Any], Any]:
-    """A decorator for properties of `TOGETHER` requests each, so that so many are sent in all."""
-    derandomize = fixed or SEED is None
+def property_of(requests: int, *, fixed: bool = False, number: int | None = SEED) -> Callable[[Any], Any]:
+    """A decorator for properties of `TOGETHER` requests each, so that so many are sent in all.
+
+    They are made from `number`; the same each time if it is None, or `fixed`.
+    """
+    derandomize = fixed or number is None
     options = settings(
         max_examples=max(1, requests // TOGETHER),
         derandomize=derandomize,
@@ -54,15 +56,14 @@ def property_of(requests: int, *, fixed: bool = False) -> Callable[[Any], Any]:
         suppress_health_check=list(HealthCheck),
         phases=(Phase.generate,),  # to shrink takes as long again, and the failure says what was sent
     )
-    return lambda test: options(test if derandomize else seed(SEED)(test))
+    return lambda test: options(test if derandomize else seed(number)(test))
 
 
 class Bench:
-    """A router between two simulators, and those who ask it."""
+    """A router, and those who ask it."""
 
-    def __init__(self, router: Router, workers: tuple[Worker, ...]) -> None:
+    def __init__(self, router: Router) -> None:
         self.router = router
-        self.workers = workers
         self.seen: Counter[str] = Counter()
         self.slowest = 0.0
         self._pool = ThreadPoolExecutor(TOGETHER)
@@ -88,35 +89,6 @@ class Bench:
                 error.add_note(f"request: {sent.wire[:4000]!r}\nanswer: {got}")
                 raise
 
-    def held(self) -> dict[int, dict[str, Any]]:
-        """By process, what it holds."""
-        found: dict[int, dict[str, Any]] = {}
-
-        def asked() -> bool:
-            held = httpx.get(self.router.url + PATH, timeout=30).json()
-            found[held["pid"]] = held
-            return len(found) == PROCESSES
-
-        wait_until(asked, 60, "each process to be asked")
-        return found
-
-    def settled(self) -> dict[int, dict[str, Any]]:
-        """The same, once nothing runs any more."""
-        wait_until(lambda: not self.router.metric("wsgi_router_requests_in_flight"), 60, "nothing in flight")
-        wait_until(lambda: not self.running(), 60, "nothing runs on the workers")
-        wait_until(lambda: not self.router.metric("wsgi_router_worker_requests_in_flight"), 60, "no lease")
-        wait_until(lambda: not any(self.streams(held) for held in self.held().values()), 60, "no live handle")
-        return self.held()
-
-    @staticmethod
-    def streams(held: dict[str, Any]) -> int:
-        return int(held["handles"]["streams"] + held["handles"]["prepared"])
-
-    def running(self) -> int:
-        return sum(
-            int(worker.server_info()[name]) for worker in self.workers for name in ("running", "waiting")
-        )
-
     def close(self) -> None:
         self._pool.shutdown()
 
@@ -141,12 +113,15 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         router.wait_serving()
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 30, "two workers up")
         wait_until(lambda: all(map(_has_tokenizers, [router] * 8)), 30, "tokenizers in both processes")
-        bench = Bench(router, (worker, embedder))
+        bench = Bench(router)
         _warm(bench)
-        before = bench.settled()
+        watch = Watch(router, (worker, embedder))
+        before = watch.settled()
         yield bench
         print(f"answers: {dict(bench.seen)}; the slowest took {bench.slowest:.1f} s")
-        _check_held(before, bench.settled())
+        after = watch.check(before)
+        assert before.keys() == after.keys(), "a process has died"
+        print(f"{before}\n-> {after}")
         output = router.output()
         assert "Traceback" not in output, output[-4000:]
         bench.close()
@@ -167,17 +142,6 @@ def _warm(bench: Bench) -> None:
         bench.each(bench.send, batch)
 
     warm()
-
-
-def _check_held(before: dict[int, dict[str, Any]], after: dict[int, dict[str, Any]]) -> None:
-    assert before.keys() == after.keys(), "a process has died"
-    for pid, then in before.items():
-        now = after[pid]
-        print(f"{pid}: {then}\n   -> {now}")
-        assert now["handles"] == then["handles"]
-        for name in ("files", "threads", "python_threads", "greenlets"):
-            assert now[name] <= then[name] + 4, f"{name} of {pid}"
-        assert now["resident"] <= then["resident"] + GROWTH_BYTES, f"memory of {pid}"
 
 
 def test_our_own_requests(bench: Bench) -> None:

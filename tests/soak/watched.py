@@ -13,6 +13,8 @@ import psutil
 from gevent import Greenlet
 
 from wsgi_router import native
+from wsgi_router.app import services
+from wsgi_router.workers import board
 from wsgi_router.wsgi import application as router
 
 PATH = "/-/held"
@@ -38,4 +40,6 @@ def held() -> dict[str, Any]:
         "python_threads": threading.active_count(),
         "greenlets": sum(isinstance(thing, Greenlet) and not thing.dead for thing in gc.get_objects()),
         "resident": process.memory_info().rss,
+        "loads": {worker.url: worker.in_flight for worker in services(router).pool.workers},
+        "row": board.current().row,
     }

@@ -45,10 +45,19 @@ class Bench:
 
     made: ClassVar[list[Bench]] = []
 
-    def __init__(self, *answers: Answer, workers: int = 2, **settings: Any) -> None:
-        urls = tuple(f"grpc://w{number}:1" for number in range(workers))
-        values: dict[str, Any] = {"workers": urls, "policy": "round_robin", "health_interval": 0.1}
+    def __init__(self, *answers: Answer, workers: int = 2, pairs: int = 0, **settings: Any) -> None:
+        def named(letter: str, count: int) -> tuple[str, ...]:
+            return tuple(f"grpc://{letter}{number}:1" for number in range(count))
+
+        values: dict[str, Any] = {
+            "workers": named("w", workers),
+            "prefill_workers": named("p", pairs),
+            "decode_workers": named("d", pairs),
+            "policy": "round_robin",
+            "health_interval": 0.1,
+        }
         self.settings = Settings(**{**values, **settings})
+        urls = self.settings.all_workers()
         self.transport = FakeTransport(*answers)
         self.transport.infos = dict.fromkeys(urls, pb.GetModelInfoResponse(served_model_name="m"))
         self.pool = WorkerPool(self.settings, self.transport)

@@ -164,7 +164,7 @@ class Worker(Process):
                 request_serializer=pb.GetServerInfoRequest.SerializeToString,
                 response_deserializer=pb.GetServerInfoResponse.FromString,
             )
-            return dict(call(pb.GetServerInfoRequest(), timeout=5).scheduler_info)
+            return dict(call(pb.GetServerInfoRequest(), timeout=60).scheduler_info)
 
 
 class Router(Process):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.policies import POLICIES
+from wsgi_router.workers.policies import reads_key
 
 TARGET_HEADER: Final = "x-smg-target-worker"
 """Names a worker; SGLang's gateway calls it so."""
@@ -17,7 +17,7 @@ class Routing:
     """Makes hints of requests, as far as the settings make use of them."""
 
     def __init__(self, settings: Settings) -> None:
-        self._reads_key = POLICIES[settings.policy].reads_key
+        self._reads_key = reads_key(settings)
         self._headers = [_variable(name) for name in settings.routing_key_headers if self._reads_key]
         self._target = _variable(TARGET_HEADER) if settings.target_worker_header else ""
 

@@ -14,6 +14,7 @@ from wsgi_router.errors import NotFoundError, shown
 from wsgi_router.schema.answers import WorkerList, WorkerState
 from wsgi_router.workers.breaker import State
 from wsgi_router.workers.membership import WorkerExistsError
+from wsgi_router.workers.roles import Role
 from wsgi_router.workers.worker import Worker, worker_id
 
 blueprint = Blueprint("workers", __name__)
@@ -33,7 +34,7 @@ def add_worker() -> Response:
     """Adds a worker, which is asked for what it serves and used once it has answered."""
     services = _operator()
     asked = schema.parse_new_worker(read_body(request.environ, services.settings))
-    services.pool.membership.add(asked.url)
+    services.pool.membership.add(asked.url, asked.part)
     return _changed(services, worker_id(asked.url), asked.unknown)
 
 
@@ -96,5 +97,7 @@ def _state(worker: Worker) -> WorkerState:
         is_healthy=worker.state is State.UP,
         breaker=worker.phase.value,
         draining=worker.draining,
+        role=worker.part.role,
+        bootstrap_port=worker.part.bootstrap_port if worker.part.role is Role.PREFILL else None,
         load=worker.load,
     )

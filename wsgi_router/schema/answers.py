@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from wsgi_router.workers.roles import Role
+
 FinishReason = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 MatchedStop = int | str | UnsetType
 
@@ -272,6 +274,9 @@ class WorkerState(Struct):
     breaker: Literal["closed", "open", "half_open"]
     """Open: too many requests in a row have failed, so it is given none for a while; half_open: a few."""
     draining: bool
+    role: Role
+    bootstrap_port: int | None
+    """Where decode workers meet it; null for one that is no prefill worker."""
     load: int
     """Requests that it has in hand from this server."""
 

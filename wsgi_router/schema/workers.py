@@ -10,14 +10,23 @@ from msgspec import Meta
 from wsgi_router import settings
 from wsgi_router.schema.decode import bad, decode_object
 from wsgi_router.schema.fields import Fields
+from wsgi_router.workers.roles import BOOTSTRAP_PORT, Part, Role
 
 _URL: Final[dict[str, Any]] = {"pattern": r"^(grpcs?://)?(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}/*$"}
 
 
 class NewWorker(msgspec.Struct, kw_only=True):
     url: Annotated[str, Meta(extra_json_schema=_URL)]
+    role: Role | None = None
+    worker_type: Role | None = None
+    """What SGLang's gateway calls the role."""
+    bootstrap_port: Annotated[int, Meta(ge=1, le=65535)] | None = None
 
     unknown: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def part(self) -> Part:
+        return Part(self.role or self.worker_type or Role.REGULAR, self.bootstrap_port or BOOTSTRAP_PORT)
 
 
 class WorkerChange(msgspec.Struct, kw_only=True):
@@ -42,6 +51,10 @@ def parse_new_worker(body: bytes) -> NewWorker:
         request.url = settings.worker_url(request.url)
     except ValueError as error:
         raise bad("url", f"'url': {error}.") from None
+    if request.role and request.worker_type and request.role != request.worker_type:
+        raise bad("worker_type", "'worker_type' is another name of 'role', which differs.")
+    if request.bootstrap_port is not None and request.part.role is not Role.PREFILL:
+        raise bad("bootstrap_port", "'bootstrap_port' is for workers of the role 'prefill' alone.")
     request.unknown = NEW_WORKER.unknown(value)
     return request
 

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -126,6 +127,13 @@ class SimulatedEngine(Engine):
         tokens = min(prompt + len(plan.token_ids), self.config.kv_tokens)
         lease = await self._scheduler.admit(request.input_ids, tokens, limit)
         try:
+            if self.config.role != "null" and answer.fault is not None and answer.fault.after_tokens == 0:
+                # What goes wrong at once does so before the other half is met.
+                step = await self._fail(answer.fault, 0)
+                yield step
+                if step.finish_reason is not None:
+                    return
+                answer = replace(answer, fault=None)
             await self._prefill(request, answer, lease)
             cached = lease.cached_tokens if answer.cached_tokens is None else answer.cached_tokens
             async for step in self._steps(request, answer, plan, cached):

@@ -2,7 +2,8 @@
 
 The decode side sends ``ROOM PROMPT_TOKENS\\n`` and waits; the prefill side answers ``ok\\n`` once that room's
 prompt is computed, or ``error WHY\\n``. It stands in for the transfer of the KV cache: both workers must have
-been given the same host, port and room, and the same prompt, or both requests fail.
+been given the same host, port and room, and the same prompt, or both requests fail. So do they in a room that
+was used before.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 import grpc
 
 from wsgi_router.worker_api.engine import Disaggregated, EngineError
+
+NOTICE_SECONDS = 1.0
+"""SGLang's decode workers find that a prefill worker has died by missed heartbeats, not at once."""
 
 
 def lost(message: str) -> EngineError:
@@ -37,6 +41,7 @@ class PrefillRooms:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._rooms: dict[int, Room] = {}
+        self._used: set[int] = set()
         self._server: asyncio.Server | None = None
 
     async def listen(self, host: str, port: int) -> int:
@@ -51,9 +56,10 @@ class PrefillRooms:
 
     async def hand_over(self, room_id: int, prompt_tokens: int) -> None:
         """Offer a computed prompt; returns once the decode side has it. EngineError if it does not come."""
+        if room_id in self._used:
+            raise lost(f"bootstrap room {room_id} was used before")
+        self._used.add(room_id)
         room = self._rooms.setdefault(room_id, Room())
-        if room.prompt_tokens.done():
-            raise lost(f"bootstrap room {room_id} is taken")
         try:
             room.prompt_tokens.set_result(prompt_tokens)
             problem = await asyncio.wait_for(room.collected, self._timeout)
@@ -87,12 +93,17 @@ class PrefillRooms:
 async def collect(meeting: Disaggregated, prompt_tokens: int, timeout: float) -> None:
     """The decode side: fetch the prompt's cache from the prefill worker. EngineError if it is not there."""
     where = f"{meeting.host}:{meeting.port} room {meeting.room}"
+    answer = ""
     try:
         async with asyncio.timeout(timeout):
-            reader, writer = await asyncio.open_connection(meeting.host, meeting.port)
+            host = meeting.host.strip("[]")  # an IPv6 address comes as in a URL
+            reader, writer = await asyncio.open_connection(host, meeting.port)
             with contextlib.closing(writer):
                 writer.write(f"{meeting.room} {prompt_tokens}\n".encode())
-                answer = (await reader.readline()).decode().strip()
+                with contextlib.suppress(ConnectionError):
+                    answer = (await reader.readline()).decode().strip()
+                if not answer:
+                    await asyncio.sleep(NOTICE_SECONDS)
     except (OSError, TimeoutError) as error:
         raise lost(f"no prefill worker at {where}: {error or 'timed out'}") from None
     if answer != "ok":

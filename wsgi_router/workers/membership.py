@@ -15,13 +15,14 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
 from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError, worker_url
 from wsgi_router.workers.board import Board
+from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role
 
 _LOG = logging.getLogger(__name__)
 _FILE: Final = "workers.json"
@@ -29,12 +30,29 @@ _FOUND: Final = "discovered.json"
 
 Found = dict[str, list[str]]
 """Workers' URLs by the source that has discovered them."""
+NO_PARTS: Final[Mapping[str, Part]] = {}
 
 
-class Changes(msgspec.Struct, forbid_unknown_fields=True):
+class Member(NamedTuple):
+    """What the list says of a worker."""
+
+    part: Part = REGULAR
+    draining: bool = False
+
+
+class Half(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A part as the file has it."""
+
+    role: Role
+    bootstrap_port: int = BOOTSTRAP_PORT
+
+
+class Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """Workers by their URLs."""
 
     added: list[str] = msgspec.field(default_factory=list)
+    halves: dict[str, Half] = msgspec.field(default_factory=dict)
+    """What is another part than the settings say; for one that they do not name, than a regular one."""
     removed: list[str] = msgspec.field(default_factory=list)
     draining: list[str] = msgspec.field(default_factory=list)
 
@@ -42,6 +60,7 @@ class Changes(msgspec.Struct, forbid_unknown_fields=True):
         """URLs as the settings have them: a kept file may be edited by hand. ValueError."""
         for urls in (self.added, self.removed, self.draining):
             urls[:] = map(worker_url, urls)
+        self.halves = {worker_url(url): half for url, half in self.halves.items()}
 
 
 class WorkerExistsError(RouterError):
@@ -52,11 +71,20 @@ class WorkerExistsError(RouterError):
         super().__init__("There is such a worker already.", param="url")
 
 
+def parts(settings: Settings) -> dict[str, Part]:
+    """The settings' workers by URL, in order."""
+    found = dict.fromkeys(settings.workers, REGULAR)
+    for text in settings.prefill_workers:
+        url, _, port = text.partition(" ")
+        found[url] = Part(Role.PREFILL, int(port or BOOTSTRAP_PORT))
+    return found | dict.fromkeys(settings.decode_workers, Part(Role.DECODE))
+
+
 def read(settings: Settings) -> Changes | None:
     """What WORKERS_FILE holds; None if there is no such setting. Raises SettingsError."""
     if not settings.workers_file:
         return None
-    return _usable(Path(settings.workers_file), settings.workers) or Changes()
+    return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
 
 
 def share(board: Board, changes: Changes | None) -> None:
@@ -76,14 +104,20 @@ def share(board: Board, changes: Changes | None) -> None:
 class Membership:
     """`urls`: the settings' workers. `path`: the file for the changes, if they are to outlive the server.
 
-    `sources`: names of those that discover workers. Raises SettingsError for a file that cannot be used, if
-    no board is shared; else see `read`.
+    `parts`: of those in `urls` that are not regular workers. `sources`: names of those that discover workers.
+    Raises SettingsError for a file that cannot be used, if no board is shared; else see `read`.
     """
 
     def __init__(
-        self, urls: Sequence[str], board: Board, path: str = "", sources: Sequence[str] = ()
+        self,
+        urls: Sequence[str],
+        board: Board,
+        path: str = "",
+        parts: Mapping[str, Part] = NO_PARTS,
+        sources: Sequence[str] = (),
     ) -> None:
         self._urls = urls
+        self._parts = parts
         self._sources = sources
         self._board = board
         self._lasting = Path(path) if path else None
@@ -133,6 +167,9 @@ class Membership:
             kept = [url for url in urls if url not in gone]
             forgotten = forgotten or kept != urls
             urls[:] = kept
+        for url in gone & changes.halves.keys():
+            del changes.halves[url]
+            forgotten = True
         return forgotten
 
     def _read_found(self) -> Found:
@@ -154,7 +191,20 @@ class Membership:
             except OSError as error:
                 raise InternalError(f"What is discovered cannot be kept: {error.strerror}.") from None
 
-    def add(self, url: str) -> None:
+    def members(self) -> Mapping[str, Member]:
+        """`entries` with the part of each. Raises SettingsError."""
+        changes = self._read()
+        entries = _entries(self._urls, changes, self._of_sources(self._read_found()))
+        return {url: Member(self._part(url, changes), draining) for url, draining in entries.items()}
+
+    def _part(self, url: str, changes: Changes) -> Part:
+        half = changes.halves.get(url)
+        # The settings have come to name one that was added: they say what it is.
+        if half is None or (url in self._urls and url in changes.added):
+            return self._parts.get(url, REGULAR)
+        return Part(half.role, half.bootstrap_port)
+
+    def add(self, url: str, part: Part = REGULAR) -> None:
         """Raises WorkerExistsError, InvalidRequestError where there are too many, InternalError."""
         with self._board.locked():
             changes = self._latest()
@@ -170,6 +220,8 @@ class Membership:
                 changes.removed.remove(url)
             if url not in self._urls and url not in discovered:
                 changes.added.append(url)
+            if part != self._parts.get(url, REGULAR):
+                changes.halves[url] = Half(*part)
             self._write(changes)
 
     def remove(self, url: str) -> None:
@@ -183,6 +235,7 @@ class Membership:
                 changes.removed.append(url)
             if url in changes.draining:
                 changes.draining.remove(url)
+            changes.halves.pop(url, None)
             self._write(changes)
 
     def drain(self, url: str, draining: bool) -> None:

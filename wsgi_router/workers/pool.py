@@ -18,10 +18,11 @@ from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import board, cards, health
 from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
-from wsgi_router.workers.membership import Membership
-from wsgi_router.workers.policies import POLICIES, Policy
+from wsgi_router.workers.membership import Membership, parts
+from wsgi_router.workers.policies import Policy, make_policy
 from wsgi_router.workers.probing import Prober
 from wsgi_router.workers.retries import Retries
+from wsgi_router.workers.roles import EVERY_ROLE, Role
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, ModelCard, Worker
 
@@ -58,16 +59,18 @@ class WorkerPool:
         self._prober = Prober(transport, settings, self._board.leads, self._take_answer, self._wake)
         self._phases: dict[Worker, Phase] = {}
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
+        known = parts(settings)
         self.membership = Membership(
-            settings.workers, self._board, settings.workers_file, settings.discovery_sources()
+            tuple(known), self._board, settings.workers_file, known, settings.discovery_sources()
         )
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
         self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
+        self._halves = False  # whether any worker is one
         self._transport = transport
         self._settings = settings
-        self._policies: dict[str, Policy] = {}  # by model: turns and keys of one are not those of another
+        self._policies: dict[tuple[str, Role], Policy] = {}  # turns and keys of one are not those of another
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._list_lock = threading.Lock()  # which workers there are, and their cards
@@ -98,8 +101,35 @@ class WorkerPool:
         self._wakeup.set()
 
     def usable(self) -> bool:
-        """Whether any worker may be asked, now or as soon as others on trial have ended."""
-        return any(worker.card is not None and worker.closed_for() == 0 for worker in self.workers)
+        """Whether any model can be served, by a regular worker or by one of either half.
+
+        Now, or as soon as others on trial have ended.
+        """
+        halves: set[tuple[str, Role]] = set()
+        for worker in self.workers:
+            if worker.closed_for() == 0 and worker.card is not None:
+                if worker.part.role is Role.REGULAR:
+                    return True
+                halves.add((self._settings.model or worker.card.name, worker.part.role))
+        return any((model, Role.DECODE) in halves for model, role in halves if role is Role.PREFILL)
+
+    def paired(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> bool:
+        """Whether workers of either half may be asked for `model`."""
+        return self._halves and all(
+            self.can_serve(model, exclude, adapter, {role}) for role in (Role.PREFILL, Role.DECODE)
+        )
+
+    def can_serve(
+        self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> bool:
+        """Whether any worker of these roles may be asked."""
+        return any(
+            worker.part.role in roles
+            and worker.usable()
+            and worker not in exclude
+            and self._can(worker, model, adapter)
+            for worker in self.workers
+        )
 
     def models(self) -> list[ModelCard]:
         """One card a served name, of all workers that have ever answered; sorted by name."""
@@ -150,49 +180,59 @@ class WorkerPool:
         exclude: Collection[Worker] = (),
         adapter: str = "",
         near: Worker | None = None,
+        roles: Collection[Role] = EVERY_ROLE,
     ) -> Lease:
-        """A lease on the worker that the policy chooses for `model` and `adapter`.
+        """A lease on the worker that the policy chooses for `model` and `adapter`, one of these `roles`.
 
         `near` has another choice of the same request; it is taken, unless the policy bounds loads. One that
         is draining or was removed goes on with what it has begun. A worker that the hints name is the only
         one. Raises NoWorkerError; InvalidRequestError if the hints name one that is not there, or cannot do
         it.
         """
-        policy = self._policies.get(model)
+        role = next(iter(roles)) if len(roles) == 1 else Role.REGULAR
+        policy = self._policies.get((model, role))
         if policy is None:
-            policy = self._policies.setdefault(model, POLICIES[self._settings.policy](self._settings))
+            policy = self._policies.setdefault((model, role), make_policy(self._settings, role))
         stay = near is not None and (near.draining or hints.target or not policy.bounded)
         if near is not None and stay and near.record.ready():
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
-        return policy.select(self.candidates(model, exclude, adapter), hints).lease()
+        return policy.select(self.candidates(model, exclude, adapter, roles), hints).lease()
 
     def _target(self, name: str, model: str, exclude: Collection[Worker], adapter: str) -> Worker:
-        worker = self._named(name)
+        worker = self.named(name)
         if worker is None:
             raise _bad_target(f"There is no worker '{shown(name)}'.")
         if worker in exclude or not worker.usable():
             raise NoWorkerError(f"The worker '{shown(name)}' cannot be asked now.", _seconds_until([worker]))
-        if not self._serves(worker, model) or (adapter and adapter not in worker.adapters):
+        if not self._can(worker, model, adapter):
             raise _bad_target(f"The worker '{shown(name)}' does not serve '{shown(adapter or model)}'.")
         return worker
 
-    def _named(self, name: str) -> Worker | None:
+    def named(self, name: str) -> Worker | None:
         """The worker with this id, URL, HOST:PORT, or place (from 0) in the list of workers."""
         for place, worker in enumerate(self.workers):
             if name in (worker.id, worker.url, worker.address, str(place)):
                 return worker
         return None
 
-    def candidates(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> Sequence[Worker]:
+    def candidates(
+        self,
+        model: str,
+        exclude: Collection[Worker] = (),
+        adapter: str = "",
+        roles: Collection[Role] = EVERY_ROLE,
+    ) -> Sequence[Worker]:
         """Those that may be asked, at least one; of an adapter those that are known to have it.
 
         A suspect worker is one only if no other is up: it may well be alive. Raises NoWorkerError.
         """
-        serving = [worker for worker in self.workers if worker not in exclude and self._serves(worker, model)]
-        if adapter:
-            serving = [worker for worker in serving if adapter in worker.adapters]
+        serving = [
+            worker
+            for worker in self.workers
+            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
+        ]
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
@@ -237,6 +277,9 @@ class WorkerPool:
             return False
         return model in (self._settings.model, worker.card.name)
 
+    def _can(self, worker: Worker, model: str, adapter: str) -> bool:
+        return self._serves(worker, model) and (not adapter or adapter in worker.adapters)
+
     def _look_after(self) -> None:
         while not self._closed:
             self.catch_up()
@@ -249,7 +292,7 @@ class WorkerPool:
                 worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             self._take_cards(self.workers)
             asked = all(worker.record.asked for worker in self.workers)
-            if asked or any(worker.available() for worker in self.workers):
+            if asked or (any(worker.available() for worker in self.workers) and self.usable()):
                 self._told.set()
             self._wakeup.wait(pause if asked else min(pause, _QUICK_SECONDS))
 
@@ -283,7 +326,7 @@ class WorkerPool:
 
     def _take_list(self) -> None:
         generation = self.membership.generation
-        entries = self.membership.entries()
+        entries = self.membership.members()
         with self._list_lock:
             known = {worker.url: worker for worker in self.workers} | self._leaving
             joining = self._join_all([url for url in entries if url not in known])
@@ -294,7 +337,8 @@ class WorkerPool:
                 known[url].draining = True
             self.workers = tuple(known.get(url) or joining[url] for url in entries)
             for worker in self.workers:
-                worker.draining = entries[worker.url]
+                worker.part, worker.draining = entries[worker.url]
+            self._halves = any(worker.part.role is not Role.REGULAR for worker in self.workers)
             self._cards = cards.by_name(self.workers, self._settings.model)
             self._generation = generation
 

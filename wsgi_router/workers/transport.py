@@ -24,6 +24,8 @@ class GenerateJob(msgspec.Struct, frozen=True):
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
     adapter: str = ""
     """Name of the LoRA adapter; its id differs from worker to worker, and is added for each."""
+    scored: str = ""
+    """The field by which the client asks for the prompt's own log probabilities, if it does."""
 
 
 class RpcFailure(Exception):
@@ -72,6 +74,9 @@ class Call(Protocol):
 
     def close(self) -> None:
         """Cancels it if it still runs; no event follows. Idempotent."""
+
+    def withdraw(self) -> bool:
+        """`close`, unless a message of it was fed: then it goes on, and this is False."""
 
 
 class Patience(NamedTuple):

@@ -13,6 +13,7 @@ from wsgi_router import runtime
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.breaker import ANSWERED, Event, Limits, Phase, State
 from wsgi_router.workers.health import Health
+from wsgi_router.workers.roles import REGULAR, Part
 
 _USABLE: Final = (State.UP, State.SUSPECT)
 _SCHEMES: Final = {"grpc": False, "grpcs": True}
@@ -66,6 +67,7 @@ class Worker:
         self.tls = _SCHEMES[scheme]
         self.draining = False
         """Takes no new requests, as the operator wants it."""
+        self.part: Part = REGULAR
         self.card: ModelCard | None = None
         self.card_number = 0
         """The record's, when `card` was taken from there."""

@@ -223,14 +223,18 @@ pub unsafe extern "C" fn wr_net_unary(
 }
 
 /// Cancels a call, if it still runs. When this returns nothing of it is fed any more, and no event of it follows.
+/// `unfed`: only if no message of it was fed. Returns whether it was cancelled.
 ///
 /// # Safety
 /// `handle` is live or null.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall) {
-    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
-        call.cancel();
+pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall, unfed: bool) -> bool {
+    let Some(WrCall(call)) = (unsafe { handle.as_ref() }) else { return false };
+    if unfed {
+        return call.withdraw();
     }
+    call.cancel();
+    true
 }
 
 /// Cancels and frees.
@@ -290,10 +294,11 @@ pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
 /// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |shared, inner, _| {
+    guard_stream(handle, err, |shared, inner, taken| {
         if fd < 0 {
             return Err(Error::new(Code::Internal, "no socket was lent"));
         }
+        *taken = Vec::new();
         // SAFETY: the caller keeps it open until it takes it back, or frees the stream.
         shared.lend(inner, unsafe { BorrowedFd::borrow_raw(fd) });
         Ok(())
@@ -431,7 +436,8 @@ mod tests {
             // In any order.
             wr_stream_free(stream);
             wr_net_free(handle);
-            wr_call_cancel(call);
+            assert!(wr_call_cancel(call, true));
+            assert!(wr_call_cancel(call, false));
             wr_call_free(call);
         }
     }
@@ -455,7 +461,7 @@ mod tests {
             wr_net_events(null, &mut events, &mut count);
             assert_eq!(count, 0);
             wr_net_forget(null, at, len);
-            wr_call_cancel(std::ptr::null_mut());
+            assert!(!wr_call_cancel(std::ptr::null_mut(), false));
             wr_call_free(std::ptr::null_mut());
             wr_net_free(null);
         }

@@ -1,5 +1,6 @@
 //! An answer that the transport's thread feeds while Python takes its bytes, or has lent the client's socket.
 
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,6 +11,12 @@ use tokio::sync::Notify;
 use super::socket::{Socket, Stop};
 use crate::error::{Code, Error, Result};
 use crate::stream::Stream;
+
+thread_local! {
+    /// Memory that bytes pass through on their way to lent sockets. They are written at once, so that one is
+    /// enough for all of a thread's answers.
+    static PASSAGE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
 
 /// Where the bytes go.
 enum Sink {
@@ -129,14 +136,26 @@ impl Inner {
         })
     }
 
+    /// Before a burst: what is to be written at once needs no memory of the stream's own.
+    pub fn equip(&mut self) {
+        if self.is_lent() && self.stream.buffer().is_empty() {
+            self.stream.swap(&mut PASSAGE.take());
+        }
+    }
+
     /// Writes what is ready to a lent socket that goes on. Some: it has stopped with that.
     pub fn flush(&mut self) -> Option<Stop> {
         let Sink::Socket(socket) = &mut self.sink else { return None };
-        if socket.is_blocked() || self.stream.buffer().is_empty() {
-            return None;
+        let mut stop = None;
+        if !socket.is_blocked() && !self.stream.buffer().is_empty() {
+            stop = socket.write(self.stream.buffer(), &mut self.rest);
+            self.stream.clear();
         }
-        let stop = socket.write(self.stream.buffer(), &mut self.rest);
-        self.stream.clear();
+        if self.stream.buffer().is_empty() {
+            let mut memory = Vec::new();
+            self.stream.swap(&mut memory);
+            PASSAGE.set(memory);
+        }
         stop
     }
 

@@ -87,20 +87,26 @@ async fn converse(net: &Shared, job: Job, outlet: Outlet, mailbox: &Arc<Mailbox>
     let mut patience = Patience::new(limit);
     let opened = patience.within(open(&job)).await;
     let (lease, response) = opened.map_err(|Silence| expired(deadline, limit))??;
-    let broken = |error: &h2::Error| Status::of_h2(error, &job.worker.address, lease.link.dropped());
+    // The prompt need not be kept for as long as the answer takes; no more need the headers.
+    let worker = Arc::clone(&job.worker);
+    drop(job);
+    let broken = |error: &h2::Error| Status::of_h2(error, &worker.address, lease.link.dropped());
     let answered = patience.within(response).await.map_err(|Silence| expired(deadline, limit))?;
-    let (head, mut body) = answered.map_err(|error| broken(&error))?.into_parts();
-    job.worker.hear(Instant::now());
-    if let Some(status) = Status::told(&head.headers) {
-        return Ok(status);
-    }
-    if let Some(status) = Status::of_headers(head.status, &head.headers) {
-        return Err(status);
-    }
+    worker.hear(Instant::now());
+    let mut body = {
+        let (head, body) = answered.map_err(|error| broken(&error))?.into_parts();
+        if let Some(status) = Status::told(&head.headers) {
+            return Ok(status);
+        }
+        if let Some(status) = Status::of_headers(head.status, &head.headers) {
+            return Err(status);
+        }
+        body
+    };
     let frames = Frames::new(net.options.message_bytes);
     let mut reader = Reader {
         net,
-        worker: &job.worker,
+        worker: &worker,
         mailbox,
         outlet,
         deadline,
@@ -354,10 +360,11 @@ impl Reader<'_> {
         let Outlet::Stream { answer, choice } = &self.outlet else { return Ok(Next::Read) };
         let messages = self.batch.len();
         let mut inner = answer.lock();
-        if self.failed || self.mailbox.is_closed() {
+        if self.failed || !self.mailbox.feed() {
             self.batch.clear();
             return Ok(Next::Read);
         }
+        inner.equip();
         let told = feed_all(&mut inner, *choice, &mut self.batch)?;
         let stop = inner.flush();
         inner.count(messages);

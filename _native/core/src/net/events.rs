@@ -72,6 +72,8 @@ struct State {
     /// It stands in the list of those with mail.
     listed: bool,
     closed: bool,
+    /// A message of the call was fed.
+    fed: bool,
 }
 
 impl Mailbox {
@@ -86,8 +88,21 @@ impl Mailbox {
         state.mail = Mail::default();
     }
 
-    pub fn is_closed(&self) -> bool {
-        self.lock().closed
+    /// `close`, unless something was fed: then it stays open, and this is false.
+    pub fn close_unfed(&self) -> bool {
+        let mut state = self.lock();
+        if !state.fed {
+            state.closed = true;
+            state.mail = Mail::default();
+        }
+        !state.fed
+    }
+
+    /// Something is about to be fed: false if the mailbox is closed, and nothing may be.
+    pub fn feed(&self) -> bool {
+        let mut state = self.lock();
+        state.fed |= !state.closed;
+        !state.closed
     }
 
     /// Waits until fewer than `limit` messages lie here.

@@ -255,6 +255,17 @@ impl Call {
         drop(answer);
         self.task.abort();
     }
+
+    /// Cancels it, unless a message of it was fed: then it goes on, and this is false.
+    pub fn withdraw(&self) -> bool {
+        let answer = self.answer.as_ref().map(|answer| answer.lock());
+        let withdrawn = self.mailbox.close_unfed();
+        drop(answer);
+        if withdrawn {
+            self.task.abort();
+        }
+        withdrawn
+    }
 }
 
 impl Drop for Call {

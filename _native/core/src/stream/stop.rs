@@ -35,8 +35,8 @@ struct Node {
 pub struct StopWords {
     words: Vec<String>,
     nodes: Vec<Node>,
-    /// Bytes that begin a word; all others leave the root where it is.
-    begins: [bool; 256],
+    /// A bit for each byte that begins a word; all others leave the root where it is.
+    begins: [u64; 4],
 }
 
 /// How far one choice's text has come into a stop word.
@@ -46,7 +46,7 @@ pub struct Cursor(u32);
 impl StopWords {
     /// Empty words are ignored.
     pub fn new(words: Vec<String>) -> Self {
-        let mut this = Self { words, nodes: vec![Node::default()], begins: [false; 256] };
+        let mut this = Self { words, nodes: vec![Node::default()], begins: [0; 4] };
         for index in 0..this.words.len() {
             this.insert(index);
         }
@@ -82,8 +82,12 @@ impl StopWords {
         let Node { depth, child: sibling, .. } = self.nodes[parent as usize];
         self.nodes.push(Node { depth: depth + 1, sibling, sample, byte, ..Node::default() });
         self.nodes[parent as usize].child = new;
-        self.begins[byte as usize] |= parent == ROOT;
+        self.begins[byte as usize / 64] |= u64::from(parent == ROOT) << (byte % 64);
         new
+    }
+
+    fn begins(&self, byte: u8) -> bool {
+        self.begins[byte as usize / 64] >> (byte % 64) & 1 == 1
     }
 
     /// At most one child for each word, so the walk over siblings is short.
@@ -136,7 +140,7 @@ impl StopWords {
         let mut place = 0;
         while place < bytes.len() {
             if node == ROOT {
-                match bytes[place..].iter().position(|&byte| self.begins[byte as usize]) {
+                match bytes[place..].iter().position(|&byte| self.begins(byte)) {
                     Some(skip) => place += skip,
                     None => break,
                 }

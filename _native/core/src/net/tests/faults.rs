@@ -96,6 +96,28 @@ fn a_cancelled_call_resets_its_stream_and_says_nothing_more() {
 }
 
 #[test]
+fn a_call_is_withdrawn_only_before_anything_was_fed() {
+    let server = Server::new(|number| match number {
+        0 => vec![Step::Hold],
+        _ => vec![data(&chunk("a")), Step::Pause(SHORT), data(&chunk("b")), fine()],
+    });
+    let mut client = Client::new();
+    let answers = [streamed(), streamed()];
+    let held = client.generate(&server.address, Some(&answers[0]), 1);
+    server.wait(|seen| !seen.calls.is_empty());
+    assert!(held.withdraw());
+    server.wait(|seen| seen.resets == [Reason::CANCEL]);
+    client.quiet();
+    assert!(held.withdraw());
+    let fed = client.generate(&server.address, Some(&answers[1]), 2);
+    client.wait(|told| !told.is_empty());
+    assert!(!fed.withdraw());
+    assert_eq!(client.end(2).code, OK);
+    assert_eq!(text(&taken(&answers[1])).0, "ab");
+    assert!(!fed.withdraw());
+}
+
+#[test]
 fn calls_are_cancelled_wherever_they_are() {
     let server = Server::new(|_| vec![Step::Hold]);
     let dead = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,0 +1,268 @@
+"""Prefill and decode on workers of their own: who makes a pair, and the prefill worker's call.
+
+Both workers get the same request at once, with a room where they meet: the prefill worker's host, its port,
+a random number. The prefill worker computes the prompt and hands its cache over; the answer comes from the
+decode worker, which waits for that. So until the decode worker has said something, a failure of either is a
+failure of the choice. Afterwards the prefill worker's part is done, and how its call ends harms no answer; it
+still counts in what is known of that worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from wsgi_router import runtime
+from wsgi_router.choices import ENDED, Choice, Item, Queue
+from wsgi_router.errors import InvalidRequestError, NoWorkerError
+from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.roles import Role
+from wsgi_router.workers.transport import Call, GenerateJob, MessageStream, Patience, RpcFailure
+from wsgi_router.workers.worker import Lease, Worker
+
+_LOG = logging.getLogger(__name__)
+
+_ROOMS: Final = 2**31 - 1
+_UNSCORED: Final = (
+    "The log probabilities of the prompt are not to be had, as other workers compute it than give the answer."
+)
+_REGULAR: Final = frozenset({Role.REGULAR})
+_PREFILL: Final = frozenset({Role.PREFILL})
+_DECODE: Final = frozenset({Role.DECODE})
+
+
+@dataclass(frozen=True, slots=True)
+class Legs:
+    """The leases of a choice: on the worker that the answer comes from, and on its prefill worker, if any."""
+
+    answering: Lease
+    prefill: Lease | None = None
+
+    def release(self) -> None:
+        self.answering.release()
+        if self.prefill is not None:
+            self.prefill.release()
+
+
+def possible(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker]) -> bool:
+    """Whether anybody else may be asked."""
+    paired = not job.scored and pool.paired(job.model, tried, job.adapter)
+    return paired or pool.can_serve(job.model, tried, job.adapter, _REGULAR)
+
+
+def select(
+    pool: WorkerPool,
+    job: GenerateJob,
+    tried: Collection[Worker],
+    doubtful: Collection[Worker] = (),
+    near: Choice | None = None,
+) -> Legs:
+    """As `_select`, without those in `doubtful` if there are others."""
+    if doubtful:
+        with contextlib.suppress(NoWorkerError):
+            return _select(pool, job, [*tried, *doubtful], None)
+    return _select(pool, job, tried, near)
+
+
+def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
+    """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
+
+    A model with usable workers of either half is served by pairs, any other by regular workers. Regular ones
+    serve who asks for the prompt's own log probabilities, too, which a decode worker does not know. Who names
+    a worker gets that one, whatever it is. Raises NoWorkerError, InvalidRequestError.
+    """
+    named = pool.named(job.hints.target) if job.hints.target else None
+    role = None if named is None else named.part.role
+    paired = role in (Role.PREFILL, Role.DECODE) or (role is None and _paired(pool, job, tried, near))
+    answering = near.lease.worker if near is not None else None
+    if paired and job.scored:
+        if role is not None or not pool.can_serve(job.model, tried, job.adapter, _REGULAR):
+            raise InvalidRequestError(_UNSCORED, param=job.scored, code="unsupported_value")
+        paired = False
+    if not paired:
+        return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
+    prefill = near.companion.lease.worker if near is not None and near.companion is not None else None
+    free = msgspec.structs.replace(job.hints, target="") if named else job.hints
+    hints = job.hints if role is Role.DECODE else free
+    lease = pool.select(job.model, hints, tried, job.adapter, answering, _DECODE)
+    try:
+        hints = job.hints if role is Role.PREFILL else free
+        return Legs(lease, pool.select(job.model, hints, tried, job.adapter, prefill, _PREFILL))
+    except BaseException:
+        lease.release()
+        raise
+
+
+def _paired(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> bool:
+    if near is not None:
+        return near.companion is not None
+    return pool.paired(job.model, tried, job.adapter)
+
+
+def meeting(worker: Worker) -> bytes:
+    """The field of a GenerateRequest that says where the two meet: at this prefill worker, in a new room."""
+    params = pb.DisaggregatedParams(
+        bootstrap_host=worker.address.rpartition(":")[0],
+        bootstrap_port=worker.part.bootstrap_port,
+        bootstrap_room=secrets.randbelow(_ROOMS),
+    )
+    return pb.GenerateRequest(disaggregated_params=params).SerializeToString()
+
+
+class Prefill:
+    """The call to a choice's prefill worker; see `choices.Companion`, and `transport.Sink`.
+
+    `first_failure`: see `dispatch.Dispatcher`.
+    """
+
+    __slots__ = (
+        *("_choice", "_dropped", "_first_failure", "_gave_up", "_lock", "_needed", "_over", "_queue"),
+        *("_stream", "lease"),
+    )
+
+    def __init__(
+        self, queue: Queue, choice: Choice, lease: Lease, first_failure: Callable[[bytes], str | None]
+    ) -> None:
+        self.lease = lease
+        self._queue = queue
+        self._choice = choice
+        self._first_failure = first_failure
+        self._stream: MessageStream | Call | None = None
+        self._needed = True  # nothing has come of the choice
+        self._over = False
+        self._gave_up = False
+        self._dropped = False
+        self._lock = runtime.brief_lock()
+
+    @property
+    def awaited(self) -> bool:
+        """See `choices.Companion`."""
+        return self._needed and not self._over and not self._dropped
+
+    def start(self, request: bytes, patience: float) -> None:
+        """Asks the worker, unless the choice has ended already. What goes wrong is the choice's failure.
+
+        To be called once the choice is in the queue; `patience` is how long its first event may take.
+        """
+        transport, shared = self._queue.shared.transport, self._queue.shared
+        if self._dropped:
+            return
+        try:
+            if transport.feeds:
+                limits = Patience(patience, shared.token_timeout)
+                call = transport.feed(self.lease.worker, request, None, 0, limits, self)
+                self._started(call)
+            else:
+                stream = transport.open_stream(self.lease.worker, request)
+                self._started(stream)
+                runtime.spawn(self._read, stream)
+        except RpcFailure as failure:
+            self.ended(failure, False)
+
+    def _started(self, stream: MessageStream | Call) -> None:
+        with self._lock:
+            if not self._over:
+                self._stream = stream
+            dropped = self._dropped
+        if dropped:
+            self._cancel()
+
+    def _read(self, stream: MessageStream) -> None:
+        """Body of a reader: drains the stream."""
+        failure: RpcFailure | None = None
+        try:
+            for message in stream:
+                self.lease.worker.heard = time.monotonic()
+                self.message(message)
+        except RpcFailure as error:
+            failure = error.with_traceback(None)
+        except Exception as error:
+            _LOG.exception("reading from %s failed", self.lease.worker.url)
+            failure = RpcFailure("INTERNAL", f"reading the worker's stream failed: {type(error).__name__}")
+        self.ended(failure, False)
+
+    def fed(self, flags: int, message: bytes | None) -> None:
+        """It has no answer that could be fed."""
+
+    def blocked(self) -> None:
+        """It has no socket."""
+
+    def message(self, message: bytes) -> None:
+        """One of the prefill worker's: its token comes from the decode worker, too."""
+        if self._first_failure(message) is not None:
+            self._gave_up = True
+            self._fail(message)
+
+    def ended(self, failure: RpcFailure | None, silent: bool) -> None:
+        """The RPC has ended by itself."""
+        shared = self._queue.shared
+        with self._lock:
+            dropped = self._dropped
+            self._over = True
+            self._stream = None
+        shared.endings.discard(self)
+        self.lease.release()
+        if dropped:
+            return
+        if silent:
+            shared.note_silence(self.lease)
+        else:
+            shared.note_end(self.lease, ENDED if failure is None else failure)
+        if failure is not None:
+            self._fail(failure, silent)
+        elif not self._gave_up:
+            shared.pool.credit(self.lease.worker)
+
+    def _fail(self, item: Item, silent: bool = False) -> None:
+        """The choice fails with `item`, if it waits for what this was to bring."""
+        queue, choice = self._queue, self._choice
+        if not self._needed or choice.ended or queue.began(choice):
+            return
+        choice.at_fault = self.lease
+        if queue.cancel(choice, item) and silent:  # either may have kept the other waiting
+            queue.shared.note_silence(choice.lease)
+
+    def let_end(self) -> None:
+        """See `choices.Companion`."""
+        self._needed = False
+        endings = self._queue.shared.endings
+        if not (self._over or self._dropped):
+            endings.add(self, self._queue.shared.close_timeout)
+            if self._over or self._dropped:  # it was faster
+                endings.discard(self)
+
+    def end_late(self) -> None:
+        """See `choices.Companion`."""
+        runtime.spawn(self.drop)
+
+    def drop(self, silent: bool = False) -> None:
+        """See `choices.Companion`."""
+        with self._lock:
+            done = self._over or self._dropped
+            self._dropped = True
+        self.lease.release()
+        if done:
+            return
+        self._queue.shared.endings.discard(self)
+        if silent and self._needed:
+            self._queue.shared.note_silence(self.lease)
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """Ends the RPC, if it has begun, and tells the worker."""
+        with self._lock:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+            self._queue.shared.transport.abort(self.lease.worker, self._choice.request_id)
+
+    def __repr__(self) -> str:
+        return f"<prefill of {self._choice.index} {'open' if self._stream else 'ended'} {self.lease!r}>"
