@@ -22,8 +22,15 @@ def test_settings_and_example(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["check"]) == 1
-    monkeypatch.setenv("WSGI_ROUTER_TOKENIZER_PATH", str(tiny.write(tmp_path)))
+    assert cli.main(["check"]) == 0
+    assert "tokenizers: from the workers" in capsys.readouterr().out
+    path = str(tiny.write(tmp_path))
+    monkeypatch.setenv("WSGI_ROUTER_TOKENIZERS", f"org/other={path}")
+    assert cli.main(["check"]) == 0
+    output = capsys.readouterr().out
+    assert "tokenizer of org/other: {" in output
+    assert "tokenizers of other models: from their workers" in output
+    monkeypatch.setenv("WSGI_ROUTER_TOKENIZER_PATH", path)
     monkeypatch.setenv("WSGI_ROUTER_API_KEYS", "secret")
     monkeypatch.setenv("WSGI_ROUTER_WORKR", "x")
     capsys.readouterr()

@@ -91,12 +91,12 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: 
 def test_a_shared_tokenizer_is_had_by_all_and_starts_no_thread(folder: Path) -> None:
     settings = Settings(tokenizer_path=str(folder))
     threads = len(os.listdir("/proc/self/task"))
-    native.share_tokenizer(settings, native.read_tokenizer(settings))
+    native.share_tokenizers(settings, native.read_tokenizers(settings))
     try:
         assert len(os.listdir("/proc/self/task")) <= threads  # those of earlier tests may end
         assert native.load_tokenizer(settings) is native.load_tokenizer(settings)
     finally:
-        native.share_tokenizer(settings, None)
+        native.share_tokenizers(settings, {})
     assert native.load_tokenizer(settings) is not native.load_tokenizer(settings)
 
 

@@ -223,3 +223,35 @@ def test_the_example_file_holds_the_defaults(tmp_path: Path) -> None:
 def test_the_table_shows_every_setting() -> None:
     table = settings.markdown_table()
     assert all(f"`WSGI_ROUTER_{name.upper()}`" in table for name in settings.FIELDS)
+
+
+def test_tokenizers_by_model() -> None:
+    def loaded(value: str) -> object:
+        return settings.load({"WSGI_ROUTER_TOKENIZERS": value}).tokenizers
+
+    assert loaded("org/a=/models/a, b = /models/x=y ,") == (("org/a", "/models/a"), ("b", "/models/x=y"))
+    for bad in ("a", "=x", "a=", "a=/x,a=/y"):
+        with pytest.raises(settings.SettingsError, match="WSGI_ROUTER_TOKENIZERS"):
+            loaded(bad)
+
+
+def test_tokenizers_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "router.toml"
+    for text in ('tokenizers = {"org/a" = "/models/a"}', 'tokenizers = ["org/a=/models/a"]'):
+        path.write_text(text)
+        loaded = settings.load({"WSGI_ROUTER_CONFIG": str(path)})
+        assert loaded.tokenizers == (("org/a", "/models/a"),)
+
+
+def test_what_discovers_workers() -> None:
+    environ = {
+        "WSGI_ROUTER_WORKERS_DNS": "grpc://Workers.test:1,dns+grpcs://b.test:2,c.test:3",
+        "WSGI_ROUTER_KUBERNETES_SELECTOR": "app=sglang",
+    }
+    names = ("grpc://workers.test:1", "grpcs://b.test:2", "grpc://c.test:3")
+    assert settings.load(environ).workers_dns == names
+    assert settings.load(environ).discovery_sources() == (*names, "kubernetes:/app=sglang/30000")
+    assert settings.load({}).discovery_sources() == ()
+    for bad in ("http://a.test:1", "a.test", "a.test:1,a.test:1"):
+        with pytest.raises(settings.SettingsError, match="WSGI_ROUTER_WORKERS_DNS"):
+            settings.load({"WSGI_ROUTER_WORKERS_DNS": bad})

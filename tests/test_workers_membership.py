@@ -234,3 +234,98 @@ def test_no_change_is_lost_between_threads(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(Membership((), board).entries()) == 80
+
+
+D, E = "grpc://d:1", "grpc://e:1"
+
+
+@pytest.fixture(params=["memory", "folder", "file"])
+def discovering(request: pytest.FixtureRequest, tmp_path: Path) -> Membership:
+    board = Board(None if request.param == "memory" else tmp_path)
+    path = str(tmp_path / "kept.json") if request.param == "file" else ""
+    return Membership((A, B), board, path, sources=("dns", "pods"))
+
+
+def test_what_is_discovered_is_added_to_the_settings(discovering: Membership) -> None:
+    assert not discovering.is_complete()
+    generation = discovering.generation
+    assert discovering.discover("pods", [D, B.replace("grpc", "grpcs")])
+    assert discovering.generation > generation
+    generation = discovering.generation
+    assert not discovering.discover("pods", [D, B.replace("grpc", "grpcs")])
+    assert discovering.generation == generation
+    assert discovering.discover("dns", [C])
+    assert discovering.is_complete()
+    assert list(discovering.entries()) == [A, B, C, D]
+    discovering.add(E)
+    assert list(discovering.entries()) == [A, B, E, C, D]
+    discovering.discover("dns", [E, D])
+    assert list(discovering.entries()) == [A, B, E, D]
+    discovering.discover("dns", [])
+    discovering.discover("pods", [])
+    assert list(discovering.entries()) == [A, B, E]
+    discovering.discover("unknown", [C])  # of settings before a reload
+    assert list(discovering.entries()) == [A, B, E]
+
+
+def test_a_change_of_a_discovered_worker_holds_as_long_as_it_is_discovered(discovering: Membership) -> None:
+    discovering.discover("dns", [C, D])
+    discovering.discover("pods", [D])
+    discovering.remove(C)
+    discovering.drain(D, True)
+    discovering.discover("dns", [C, D, E])
+    assert dict(discovering.entries()) == {A: False, B: False, D: True, E: False}
+    discovering.discover("dns", [E])  # the other source still has D
+    assert dict(discovering.entries()) == {A: False, B: False, E: False, D: True}
+    discovering.discover("pods", [])
+    discovering.discover("dns", [C, D])
+    assert dict(discovering.entries()) == {A: False, B: False, C: False, D: False}
+    discovering.remove(C)
+    with pytest.raises(WorkerExistsError):
+        discovering.add(D)
+    discovering.add(C)
+    assert dict(discovering.entries()) == {A: False, B: False, D: False, C: False}
+    discovering.remove(A)
+    discovering.drain(B, True)
+    discovering.discover("dns", [A, B])
+    discovering.discover("dns", [])
+    assert dict(discovering.entries()) == {B: True}  # those of the settings stay as they were
+
+
+def test_a_worker_is_added_that_was_removed_when_it_was_discovered(tmp_path: Path) -> None:
+    """Its removal outlives a restart, after which nothing is discovered yet."""
+    path = tmp_path / "kept.json"
+    first = Membership((), Board(), str(path), sources=("dns",))
+    first.discover("dns", [C])
+    first.remove(C)
+    second = Membership((), Board(), str(path), sources=("dns",))
+    second.discover("dns", [C, D])
+    assert list(second.entries()) == [D]
+    third = Membership((), Board(), str(path), sources=("dns",))
+    third.add(C)
+    assert list(third.entries()) == [C]
+    assert json.loads(path.read_text()) == {"added": [C]}
+
+
+def test_more_are_discovered_than_can_be_served(
+    discovering: Membership, caplog: pytest.LogCaptureFixture
+) -> None:
+    discovering.add(C)
+    discovering.discover("dns", [f"grpc://d{number}:1" for number in range(MOST_WORKERS)])
+    entries = list(discovering.entries())
+    assert len(entries) == MOST_WORKERS
+    assert entries[:3] == [A, B, C]
+    assert f"{MOST_WORKERS + 3} workers were discovered or named" in caplog.text
+    with pytest.raises(InvalidRequestError):
+        discovering.add(E)
+
+
+def test_all_processes_see_what_one_has_discovered(tmp_path: Path) -> None:
+    one, other = (Membership((), Board(tmp_path), sources=("dns",)) for _ in range(2))
+    one.discover("dns", [C])
+    assert list(other.entries()) == [C]
+    (tmp_path / "discovered.json").write_text("{")
+    with pytest.raises(SettingsError):
+        other.entries()
+    with pytest.raises(InternalError):
+        one.discover("dns", [D])

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         help="gunicorn's configuration; default: gunicorn.conf.py here, else the router's own",
     )
-    commands.add_parser("check", help="load settings and tokenizer, and say what they are")
+    commands.add_parser("check", help="load settings and tokenizers, and say what they are")
     commands.add_parser("settings", help="print the table of settings (Markdown)")
     commands.add_parser("example", help="print a settings file with all defaults (TOML)")
     options, rest = parser.parse_known_args(arguments)
@@ -72,6 +72,7 @@ def _configuration(named: Path | None) -> str:
 
 def _check() -> int:
     from wsgi_router import native, tls
+    from wsgi_router.workers import pods
 
     configured = settings.load()
     for name in settings.unknown_variables(os.environ):
@@ -80,9 +81,12 @@ def _check() -> int:
         value = getattr(configured, name)
         print(f"{name} = {value!r}" if field.repr or not value else f"{name} = (hidden)")
     tls.load(configured)
-    tokenizer = native.load_tokenizer(configured)
-    if tokenizer is None:
-        print("no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set", file=sys.stderr)
-        return 1
-    print(f"tokenizer: {tokenizer.info}")
+    pods.check(configured)
+    tokenizers = native.load_tokenizers(configured)
+    for model, tokenizer in tokenizers.items():
+        print(f"tokenizer{f' of {model}' if model else ''}: {tokenizer.info}")
+    if native.DEFAULT not in tokenizers:
+        print(
+            "tokenizers of other models: from their workers" if tokenizers else "tokenizers: from the workers"
+        )
     return 0

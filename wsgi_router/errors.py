@@ -219,13 +219,15 @@ class NoWorkerError(RouterError):
 
 
 class NoTokenizerError(RouterError):
-    """Nothing can be answered, now or later: whoever starts the router has to name a tokenizer."""
+    """The workers have not given the model's tokenizer yet, and the settings name none."""
 
     status = 503
     code = "no_tokenizer"
+    retryable = True
 
-    def __init__(self) -> None:
-        super().__init__("The router has no tokenizer: WSGI_ROUTER_TOKENIZER_PATH is not set.")
+    def __init__(self, model: str = "") -> None:
+        of = f"of the model `{shown(model)}` " if model else ""
+        super().__init__(f"The tokenizer {of}is not there yet.")
 
 
 class DrainingError(NoWorkerError):

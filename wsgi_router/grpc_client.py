@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Literal
 
 import grpc
@@ -19,7 +19,7 @@ import grpc
 from wsgi_router import runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import MOST_WORKERS, Settings
-from wsgi_router.workers.transport import Cancel, RpcFailure
+from wsgi_router.workers.transport import TOO_LONG, Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -87,6 +87,9 @@ class _Connection:
         self.channel = channel
         self.generate = self.channel.unary_stream(_SERVICE + "Generate")
         self._unary: dict[str, Any] = {}
+
+    def stream(self, method: str) -> Any:
+        return self.channel.unary_stream(_SERVICE + method)
 
     def unary(self, method: str) -> Any:
         call = self._unary.get(method)
@@ -165,6 +168,22 @@ class GrpcTransport:
         finally:
             slots.release()
 
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+        if not self._unary_slots.acquire(timeout=timeout):
+            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
+        try:
+            call = self._connection(worker).stream(method)(request, timeout=timeout, wait_for_ready=False)
+            try:
+                return _gather(call, most)
+            finally:
+                call.cancel()
+        except grpc.RpcError as error:
+            raise _failure(error) from None
+        except ValueError as error:
+            raise RpcFailure("UNAVAILABLE", str(error)) from None
+        finally:
+            self._unary_slots.release()
+
     def abort(self, worker: Worker, request_id: str) -> None:
         if len(self._aborts) >= _ABORTS_AT_ONCE:
             _LOG.debug("abort of %s left out: %d are under way", request_id, len(self._aborts))
@@ -212,6 +231,16 @@ def _stream(connection: _Connection, start: Any, request: bytes) -> GrpcStream:
         return GrpcStream(start(request, wait_for_ready=False), connection)
     except ValueError as error:  # the channel was closed in between
         raise RpcFailure("UNAVAILABLE", str(error)) from None
+
+
+def _gather(messages: Iterable[bytes], most: int) -> list[bytes]:
+    gathered: list[bytes] = []
+    for message in messages:
+        most -= len(message)
+        if most < 0:
+            raise RpcFailure("RESOURCE_EXHAUSTED", TOO_LONG)
+        gathered.append(message)
+    return gathered
 
 
 def _failure(error: Any) -> RpcFailure:

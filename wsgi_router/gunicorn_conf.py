@@ -79,14 +79,16 @@ def on_starting(server: Any) -> None:
 
 def _share(fresh: settings.Settings) -> None:
     """Processes forked from now on have these settings, with the files as they are. Raises SettingsError."""
-    from wsgi_router import native, tls
-    from wsgi_router.workers import board, membership
+    from wsgi_router import native, tls, tokenizer_store
+    from wsgi_router.workers import board, membership, pods
 
-    tokenizer, credentials = native.read_tokenizer(fresh), tls.read(fresh)
+    pods.check(fresh)
+    tokenizers, credentials = native.read_tokenizers(fresh), tls.read(fresh)
     changes = membership.read(fresh)
     membership.share(board.current(), changes)
-    native.share_tokenizer(fresh, tokenizer)
+    native.share_tokenizers(fresh, tokenizers)
     native.share_prefix_table(fresh)
+    tokenizer_store.forget(board.current())
     tls.share(fresh, credentials)
     settings.keep(fresh)
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import re
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,7 @@ __all__ = [
     "ALL_DONE",
     "CANCEL",
     "CHOICE_DONE",
+    "DEFAULT",
     "FAILED",
     "ITL_BOUNDS",
     "OUTPUT",
@@ -58,19 +60,22 @@ __all__ = [
     "Prepared",
     "Stream",
     "Tokenizer",
+    "Tokenizers",
     "check_work",
     "decode",
     "encode",
     "first_failure",
     "live_handles",
     "load_tokenizer",
+    "load_tokenizers",
     "new_stream",
+    "open_tokenizer",
     "prefix_table",
     "prepare",
-    "read_tokenizer",
+    "read_tokenizers",
     "router_error",
     "share_prefix_table",
-    "share_tokenizer",
+    "share_tokenizers",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -122,19 +127,33 @@ def check_work(body: bytes) -> None:
         raise InvalidRequestError("The request body holds too many values.", code="too_many_values")
 
 
-_shared: dict[tuple[str, str], Tokenizer] = {}
+DEFAULT: Final = ""
+"""In the place of a model's name: of all models that have no tokenizer of their own."""
+Tokenizers = Mapping[str, Tokenizer]
+"""By models' names; the one of DEFAULT is left out where the workers are asked for theirs."""
+
+_shared: dict[tuple[object, ...], Tokenizers] = {}
 
 
-def share_tokenizer(settings: Settings, tokenizer: Tokenizer | None) -> None:
-    """Processes forked from now on have this tokenizer for `settings`, and its pages in common."""
+def _named(settings: Settings) -> tuple[object, ...]:
+    return settings.tokenizer_path, settings.chat_template, settings.tokenizers
+
+
+def share_tokenizers(settings: Settings, tokenizers: Tokenizers) -> None:
+    """Processes forked from now on have these tokenizers for `settings`, and their pages in common."""
     _shared.clear()
-    if tokenizer is not None:
-        _shared[settings.tokenizer_path, settings.chat_template] = tokenizer
+    if tokenizers:
+        _shared[_named(settings)] = tokenizers
+
+
+def load_tokenizers(settings: Settings) -> Tokenizers:
+    """The shared tokenizers, or what `read_tokenizers` gives. Raises SettingsError."""
+    return _shared.get(_named(settings)) or read_tokenizers(settings)
 
 
 def load_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The shared tokenizer, or what `read_tokenizer` gives. Raises SettingsError."""
-    return _shared.get((settings.tokenizer_path, settings.chat_template)) or read_tokenizer(settings)
+    """The one of TOKENIZER_PATH, if there is one; else as `load_tokenizers`."""
+    return load_tokenizers(settings).get(DEFAULT)
 
 
 _prefixes: dict[int, PrefixTable] = {}
@@ -161,16 +180,35 @@ def prefix_table(settings: Settings) -> PrefixTable:
         return _prefixes[size]
 
 
-def read_tokenizer(settings: Settings) -> Tokenizer | None:
-    """The tokenizer that the settings name, if they name one. Starts no thread. Raises SettingsError."""
-    if not settings.tokenizer_path:
-        return None
-    template = _read_template(settings.chat_template) if settings.chat_template else None
+def read_tokenizers(settings: Settings) -> Tokenizers:
+    """The tokenizers that the settings name. Starts no thread. Raises SettingsError."""
+    found: dict[str, Tokenizer] = {}
+    template = _template(settings)
+    if settings.tokenizer_path:
+        found[DEFAULT] = _named_by("TOKENIZER_PATH", settings.tokenizer_path, template, settings)
+    by_path: dict[str, Tokenizer] = {}
+    for model, path in settings.tokenizers:
+        if path not in by_path:
+            by_path[path] = _named_by(f"TOKENIZERS: {model}", path, None, settings)
+        found[model] = by_path[path]
+    return found
+
+
+def open_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
+    """The tokenizer of a model that the settings name none for. Raises SettingsError."""
+    return _named_by(f"the tokenizer in {folder}", str(folder), _template(settings), settings)
+
+
+def _template(settings: Settings) -> str | None:
+    return _read_template(settings.chat_template) if settings.chat_template else None
+
+
+def _named_by(setting: str, path: str, template: str | None, settings: Settings) -> Tokenizer:
     try:
-        return Tokenizer(settings.tokenizer_path, template, settings.prompt_cache_mib << 20)
+        return Tokenizer(path, template, settings.prompt_cache_mib << 20)
     except NativeError as error:
         own = template is not None and error.param == "chat_template"
-        name = "CHAT_TEMPLATE" if own else "TOKENIZER_PATH"
+        name = "CHAT_TEMPLATE" if own else setting
         raise SettingsError(f"{name}: {' '.join(error.message.split())}") from None
 
 

@@ -19,7 +19,7 @@ import msgspec
 from wsgi_router import native, runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.workers.transport import Cancel, Patience, RpcFailure, Sink
+from wsgi_router.workers.transport import TOO_LONG, Cancel, Patience, RpcFailure, Sink
 from wsgi_router.workers.worker import Worker
 
 _LOG = logging.getLogger(__name__)
@@ -95,6 +95,9 @@ class _Unary:
         self.failure = _failure(status, details)
         if self.failure is None and self.answer is None:
             self.failure = RpcFailure("INTERNAL", "the worker sent no answer")
+        self.wake()
+
+    def wake(self) -> None:
         if self.done is None:
             self.on_end(self)
         else:
@@ -140,6 +143,30 @@ class _Messages:
         if self._call is not None:
             self._call.close()
         self.ended(_CANCELLED, "nobody waits for the answer", False)
+
+
+class _Gathered(_Unary):
+    """The events of a call whose answer is streamed, and wanted whole."""
+
+    __slots__ = ("messages", "room")
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.messages: list[bytes] = []
+        self.room = most
+
+    def message(self, message: bytes) -> None:
+        self.room -= len(message)
+        if self.room >= 0:
+            self.messages.append(message)
+        else:
+            self.messages.clear()
+            self.failure = RpcFailure("RESOURCE_EXHAUSTED", TOO_LONG)
+            self.wake()
+
+    def ended(self, status: int, details: str, _silent: bool) -> None:
+        self.failure = self.failure or _failure(status, details)
+        self.wake()
 
 
 def _tls_options(credentials: tls.Credentials) -> dict[str, object]:
@@ -199,15 +226,37 @@ class NativeTransport:
         self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
     ) -> bytes:
         slots = self._embed_slots if method == "Embed" else self._unary_slots
+        events = _Unary()
+        self._wait_for(events, slots, worker, method, request, timeout, cancel or Cancel())
+        assert events.answer is not None
+        return events.answer
+
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+        events = _Gathered(most)
+        self._wait_for(events, self._unary_slots, worker, method, request, timeout, Cancel())
+        return events.messages
+
+    def _wait_for(
+        self,
+        events: _Unary,
+        slots: threading.BoundedSemaphore,
+        worker: Worker,
+        method: str,
+        request: bytes,
+        timeout: float,
+        cancel: Cancel,
+    ) -> None:
+        """Makes a call and returns at its end. Raises RpcFailure."""
         if not slots.acquire(timeout=timeout):
             raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
         try:
-            return self._unary(worker, method, request, timeout, cancel or Cancel())
+            self._call(events, worker, method, request, timeout, cancel)
         finally:
             slots.release()
 
-    def _unary(self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel) -> bytes:
-        events = _Unary()
+    def _call(
+        self, events: _Unary, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel
+    ) -> None:
         call = self._net.unary(worker.url, method, request, timeout, events)
         try:
             assert events.done is not None
@@ -222,8 +271,6 @@ class NativeTransport:
                 raise failure
             finally:
                 del failure  # else the error would hold itself by its traceback
-        assert events.answer is not None
-        return events.answer
 
     def messages(self, worker: Worker, method: str, request: bytes) -> _Messages:
         stream = _Messages()

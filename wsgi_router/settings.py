@@ -155,6 +155,13 @@ def worker_url(value: object) -> str:
 MOST_WORKERS: Final = 256
 
 
+def _dns_names(value: object) -> tuple[str, ...]:
+    names = tuple(worker_url(_text(word).removeprefix("dns+")) for word in _words(value))
+    if len(set(names)) != len(names):
+        raise ValueError("has a name twice")
+    return names
+
+
 def _worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len({url.partition("://")[2] for url in urls}) != len(urls):
@@ -162,6 +169,18 @@ def _worker_urls(value: object) -> tuple[str, ...]:
     if len(urls) > MOST_WORKERS:
         raise ValueError(f"names {len(urls)} workers; at most {MOST_WORKERS} can be served")
     return urls
+
+
+def _paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
+    """Pairs, from NAME=PATH words or a table."""
+    given = [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value
+    parts = (word.partition("=") for word in _words(given))
+    pairs = tuple((name.strip(), path.strip()) for name, _, path in parts)
+    if not all(name and path for name, path in pairs):
+        raise ValueError("must be NAME=PATH, with commas between them")
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("names a model twice")
+    return pairs
 
 
 def _prefill_workers(value: object) -> tuple[str, ...]:
@@ -289,13 +308,42 @@ class Settings:
         _text,
         "File that keeps what /workers has changed. Empty: it is kept until the server ends.",
     )
+    workers_dns: tuple[str, ...] = _row(
+        (),
+        _dns_names,
+        "Names that stand for many workers, grpc://NAME:PORT or grpcs://: each address is one.",
+    )
+    kubernetes_selector: str = _row(
+        "",
+        _text,
+        "Label selector: the ready pods that it matches are workers. Empty: Kubernetes is not asked.",
+    )
+    kubernetes_namespace: str = _row("", _text, "Namespace of those pods. Empty: the router's own.")
+    kubernetes_port: int = _row(
+        30000, _integer(1, 65535), "Port of those pods, where they have no annotation wsgi-router/port."
+    )
+    discovery_interval: float = _row(
+        10.0, _seconds(0.1), "Pause between two look-ups of a name, or after Kubernetes could not be asked."
+    )
     tokenizer_path: str = _row(
         "",
         _text,
-        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file. Needed for any answer.",
+        "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file, for all models that "
+        "`TOKENIZERS` does not name. Empty: their workers are asked for it.",
+    )
+    tokenizers: tuple[tuple[str, str], ...] = _row(
+        (), _paths_by_model, "Models with tokenizers of their own, NAME=PATH, separated by commas."
+    )
+    tokenizer_cache: str = _row(
+        "",
+        _text,
+        "Folder for tokenizers that came from workers. Empty: one that is removed when the server ends.",
     )
     chat_template: str = _row(
-        "", _text, "File with a chat template (Jinja) that takes the place of the tokenizer's own."
+        "",
+        _text,
+        "File with a chat template (Jinja) in place of the tokenizer's own, for all models that `TOKENIZERS` "
+        "does not name.",
     )
     model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
     bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")
@@ -493,7 +541,7 @@ class Settings:
     prompt_cache_mib: int = _row(
         16,
         _integer(0, 2**20),
-        "MiB a process for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
+        "MiB a process and model for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
     )
     transport: str = _row(
         "auto",
@@ -509,6 +557,11 @@ class Settings:
     log_level: str = _row(
         "info", _choice("debug", "info", "warning", "error"), "Least level that is logged, on standard error."
     )
+
+    def discovery_sources(self) -> tuple[str, ...]:
+        """Names of what discovers workers."""
+        pods = (self.kubernetes_namespace, self.kubernetes_selector, str(self.kubernetes_port))
+        return (*self.workers_dns, *(["kubernetes:" + "/".join(pods)] if self.kubernetes_selector else ()))
 
     def all_workers(self) -> tuple[str, ...]:
         """The addresses of workers of every kind."""

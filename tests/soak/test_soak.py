@@ -104,6 +104,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
             worker.url,
             embedder.url,
             processes=PROCESSES,
+            tokenizer_path="",  # each model's comes from its worker
             flags=("tests.soak.watched:application",),
             admin_key=ADMIN_KEY,
             log_level="warning",
@@ -111,6 +112,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     ):
         router.wait_serving()
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 30, "two workers up")
+        wait_until(lambda: all(map(_has_tokenizers, [router] * 8)), 30, "tokenizers in both processes")
         bench = Bench(router)
         _warm(bench)
         watch = Watch(router, (worker, embedder))
@@ -123,6 +125,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         output = router.output()
         assert "Traceback" not in output, output[-4000:]
         bench.close()
+
+
+def _has_tokenizers(router: Router) -> bool:
+    bodies = ({"model": model, "prompt": "x"} for model in (GENERATING, EMBEDDING))
+    asked = [httpx.post(router.url + "/v1/tokenize", json=body, timeout=30) for body in bodies]
+    return all(answer.status_code == 200 for answer in asked)
 
 
 def _warm(bench: Bench) -> None:

@@ -138,8 +138,11 @@ class Process:
 class Worker(Process):
     """The simulator, or another worker that says where it listens. ``port`` 0 takes a free one."""
 
-    def __init__(self, *flags: str, port: int = 0, module: str = "wsgi_router.simulator") -> None:
-        super().__init__([sys.executable, "-m", module, "--bind", f"127.0.0.1:{port}", *flags])
+    def __init__(
+        self, *flags: str, port: int = 0, module: str = "wsgi_router.simulator", host: str = "127.0.0.1"
+    ) -> None:
+        super().__init__([sys.executable, "-m", module, "--bind", f"{host}:{port}", *flags])
+        self.host = host
         self.port = port
         self.scheme = "grpc"
 
@@ -151,11 +154,11 @@ class Worker(Process):
 
     @property
     def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}"
+        return f"{self.scheme}://{self.host}:{self.port}"
 
     def server_info(self) -> dict[str, Any]:
         """scheduler_info of the worker: running, waiting, finished, … requests."""
-        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
+        with grpc.insecure_channel(f"{self.host}:{self.port}") as channel:
             call = channel.unary_unary(
                 "/sglang.grpc.scheduler.SglangScheduler/GetServerInfo",
                 request_serializer=pb.GetServerInfoRequest.SerializeToString,

@@ -74,6 +74,7 @@ class FakeTransport:
         self.checks: list[str] = []
         self.asked: list[str] = []
         self.unary_answers: dict[str, Any] = {}
+        self.streamed: dict[str, Any] = {}
         self.on_open: Callable[[], None] | None = None
         self.on_unary: Callable[[], object] | None = None
         self.on_cancel: Callable[[], object] = lambda: None
@@ -120,6 +121,15 @@ class FakeTransport:
             raise _fresh(answer)
         serialised: bytes = answer if isinstance(answer, bytes) else answer.SerializeToString()
         return serialised
+
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+        """What `streamed` has for the worker's URL: messages, a failure, or what makes them."""
+        self.asked.append(method)
+        answer = self.streamed.get(worker.url, RpcFailure("UNIMPLEMENTED", "no such method"))
+        answer = answer() if callable(answer) else answer
+        if isinstance(answer, RpcFailure):
+            raise _fresh(answer)
+        return list(answer)
 
     def abort(self, worker: Worker, request_id: str) -> None:
         self.aborted.append((worker.url, request_id))

@@ -33,10 +33,10 @@ def chat_completions(
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     flow = arrive(services, environ, card.name, asked.user)
     prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
-    return generate(services, record, environ, prepared, flow)
+    return generate(services, record, environ, prepared, tokenizer, flow)

@@ -32,13 +32,13 @@ def completions(services: Services, record: observability.RequestRecord, environ
     record.label(asked.rid)
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(asked.model, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
     flow = arrive(services, environ, card.name, asked.user)
     prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared, flow)
+    return generate(services, record, environ, prepared, tokenizer, flow)
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -61,10 +61,10 @@ def generate_natively(
     record.label(asked.label or ",".join(asked.names))
     record.unknown_fields(asked.unknown)
     rest_after(body)
-    tokenizer = services.tokenizer
     card, adapters = services.adapters.resolve(None, asked.adapters)
     record.model = card.name
+    tokenizer = services.tokenizer_of(card)
     hints = services.routing.hints(environ, asked.user)
     flow = arrive(services, environ, card.name, asked.user)
     prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared, flow)
+    return generate(services, record, environ, prepared, tokenizer, flow)

@@ -70,12 +70,13 @@ def _token_ids(asked: schema.EmbeddingRequest, card: ModelCard, services: Servic
     """Each input's ids. Raises InvalidRequestError, ContextLengthError."""
     inline = services.settings.prepare_inline_bytes // len(asked.inputs)
     context = card.context_length or None
+    tokenizer = services.tokenizer_of(card)
     found = []
     for text, path in zip(asked.inputs, asked.paths, strict=True):
         runtime.breathe()
         kind = "prompt" if isinstance(text, str) else "input_ids"
         job = msgspec.json.encode({kind: text, "context_length": context, "embed": True})
-        found.append(native.prepare(services.tokenizer, job, inline, path).token_ids())
+        found.append(native.prepare(tokenizer, job, inline, path).token_ids())
     return found
 
 

@@ -92,13 +92,14 @@ def generate(
     record: observability.RequestRecord,
     environ: dict[str, Any],
     prepared: preprocess.Prepared,
+    tokenizer: native.Tokenizer,
     flow: Flow | None = None,
 ) -> Answer:
     """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent.
 
     `flow`: what `arrive` has said.
     """
-    stream = native.new_stream(services.tokenizer, prepared.stream_options)
+    stream = native.new_stream(tokenizer, prepared.stream_options)
     client, until = ClientWatch(environ), services.deadline(record)
     on_close = None
     if flow is not None and services.admission is not None:

@@ -33,9 +33,9 @@ def readiness() -> Response:
     services = current()
     if drain.begun:
         raise DrainingError
-    _ = services.tokenizer
     if not services.pool.usable():
         raise NoWorkerError
+    services.tokenizers.check_ready()
     return json_response({"status": "ready"})
 
 

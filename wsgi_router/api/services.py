@@ -18,14 +18,16 @@ from wsgi_router.admission import Admission
 from wsgi_router.api.routing import Routing
 from wsgi_router.calls import Calls
 from wsgi_router.dispatch import Dispatcher
-from wsgi_router.errors import NoTokenizerError
 from wsgi_router.kv_events import KvEvents
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.settings import Settings
+from wsgi_router.tokenizers import Tokenizers
 from wsgi_router.worker_loads import WorkerLoads
+from wsgi_router.workers.discovery import Discovery
 from wsgi_router.workers.policies import reads_prompt
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import GenerateTransport
+from wsgi_router.workers.worker import ModelCard
 
 _LOG = logging.getLogger(__name__)
 _KEY: Final = "wsgi_router"
@@ -50,7 +52,7 @@ TRANSPORTS: Final[Mapping[str, MakeTransport]] = {
 
 
 class Services:
-    """Tokenizer, workers and dispatcher of this process, made by `start` after the fork."""
+    """Tokenizers, workers and dispatcher of this process, made by `start` after the fork."""
 
     def __init__(self, settings: Settings, make_transport: MakeTransport | None = None) -> None:
         self.settings = settings
@@ -60,7 +62,9 @@ class Services:
         _ALL.add(self)
         self._lock = threading.Lock()
         self._pid: int | None = None
-        self._tokenizer: native.Tokenizer | None = None
+        self._known: native.Tokenizers | None = None
+        self._tokenizers: Tokenizers
+        self._discovery: Discovery
         self._pool: WorkerPool
         self._dispatcher: Dispatcher
         self._calls: Calls
@@ -72,7 +76,7 @@ class Services:
         self._kv_events: KvEvents | None = None
 
     def start(self) -> None:
-        """Loads the tokenizer and begins to look after the workers. Idempotent; raises SettingsError.
+        """Loads the tokenizers and begins to look after the workers. Idempotent; raises SettingsError.
 
         Called by the server's hook, or else by the first request: never before a fork, as channels, threads
         and hubs do not survive one.
@@ -85,8 +89,8 @@ class Services:
                 self._pid = runtime.process_id()
 
     def _start(self) -> None:
-        if self._tokenizer is None:
-            self._tokenizer = native.load_tokenizer(self.settings)
+        if self._known is None:
+            self._known = native.load_tokenizers(self.settings)
         self._transport = self._make_transport(self.settings)
         table = self.prefix_table
         self._pool = WorkerPool(self.settings, self._transport, table.clear if table else None)
@@ -100,11 +104,17 @@ class Services:
         shed = self._loads.check if self._loads is not None and self._loads.sheds else None
         limited = self.settings.max_concurrent_requests or shed is not None
         self.admission = Admission(self.settings, peers.current(), shed) if limited else None
+        self._tokenizers = Tokenizers(self.settings, self._pool, self._transport, self._known)
+        self._discovery = Discovery(self.settings, self._pool)
+        self._discovery.start()
+        self._discovery.wait()
         self._pool.start()
         if table is not None:
             self._kv_events = KvEvents(self._pool, self._transport, table, self.settings.cache_events)
             self._kv_events.start()
         self._pool.wait_for_answer()
+        self._tokenizers.start()
+        self._tokenizers.wait()
         _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
 
     def close(self) -> None:
@@ -116,6 +126,8 @@ class Services:
                     self._loads.close()
                 if self._kv_events is not None:
                     self._kv_events.close()
+                self._discovery.close()
+                self._tokenizers.close()
                 self._pool.close()
                 self._transport.close()
 
@@ -123,12 +135,13 @@ class Services:
         """When a request has to be over, by time.monotonic."""
         return record.started + (self.settings.request_timeout or math.inf)
 
-    @property
-    def tokenizer(self) -> native.Tokenizer:
+    def tokenizer_of(self, card: ModelCard) -> native.Tokenizer:
         """Raises NoTokenizerError."""
-        if self._tokenizer is None:
-            raise NoTokenizerError
-        return self._tokenizer
+        return self._tokenizers.of(card.name)
+
+    @property
+    def tokenizers(self) -> Tokenizers:
+        return self._tokenizers
 
     @property
     def prefix_table(self) -> native.PrefixTable | None:

@@ -30,36 +30,41 @@ def tokenize() -> Response:
     asked = schema.parse_tokenize(read_body(request.environ, services.settings))
     g.record.unknown_fields(asked.unknown)
     card = _card(services, asked.model)
-    ids = _chat_ids(asked, card, services) if asked.chat is not None else _text_ids(asked, services)
+    tokenizer = services.tokenizer_of(card)
+    if asked.chat is not None:
+        ids = _chat_ids(asked, card, tokenizer, services.settings.prepare_inline_bytes)
+    else:
+        ids = _text_ids(asked, tokenizer, services.settings.prepare_inline_bytes)
     response = json_response(
         {
             "tokens": ids if asked.batch else ids[0],
             "count": [len(one) for one in ids] if asked.batch else len(ids[0]),
-            "max_model_len": card.context_length or services.tokenizer.info["model_max_length"],
+            "max_model_len": card.context_length or tokenizer.info["model_max_length"],
         }
     )
     warn(response, tuple(asked.unknown))
     return response
 
 
-def _text_ids(asked: schema.TokenizeRequest, services: Services) -> list[list[int]]:
+def _text_ids(asked: schema.TokenizeRequest, tokenizer: native.Tokenizer, inline: int) -> list[list[int]]:
     if sum(map(len, asked.texts)) > MAX_TEXT:
         raise BodyTooLargeError(f"More than {MAX_TEXT} characters to tokenise.", param="prompt")
     special = asked.add_special_tokens is not False
-    inline = services.settings.prepare_inline_bytes // len(asked.texts)
-    return [native.encode(services.tokenizer, text, special, inline) for text in asked.texts]
+    share = inline // len(asked.texts)
+    return [native.encode(tokenizer, text, special, share) for text in asked.texts]
 
 
-def _chat_ids(asked: schema.TokenizeRequest, card: ModelCard, services: Services) -> list[list[int]]:
+def _chat_ids(
+    asked: schema.TokenizeRequest, card: ModelCard, tokenizer: native.Tokenizer, inline: int
+) -> list[list[int]]:
     assert asked.chat is not None
-    inline = services.settings.prepare_inline_bytes
     job = {**preprocess.chat_job(asked.chat, card), "context_length": None, "max_tokens": None}
     encoded = msgspec.json.encode(job)
     if len(encoded) > MAX_TEXT:
         raise BodyTooLargeError(f"More than {MAX_TEXT} characters to tokenise.", param="messages")
-    prepared = native.prepare(services.tokenizer, encoded, inline)
+    prepared = native.prepare(tokenizer, encoded, inline)
     if asked.add_special_tokens:  # besides those that the template has written
-        return [native.encode(services.tokenizer, prepared.prompt, True, inline)]
+        return [native.encode(tokenizer, prepared.prompt, True, inline)]
     return [prepared.token_ids()]
 
 
@@ -69,10 +74,10 @@ def detokenize() -> Response:
     services = current()
     asked = schema.parse_detokenize(read_body(request.environ, services.settings))
     g.record.unknown_fields(asked.unknown)
-    _card(services, asked.model)
-    _check_ids(asked, services.tokenizer.info["vocab_size"])
+    tokenizer = services.tokenizer_of(_card(services, asked.model))
+    _check_ids(asked, tokenizer.info["vocab_size"])
     skip = asked.skip_special_tokens is not False
-    texts = [native.decode(services.tokenizer, ids, skip) for ids in asked.sequences]
+    texts = [native.decode(tokenizer, ids, skip) for ids in asked.sequences]
     text: Any = texts if asked.batch else texts[0]
     # SGLang's name of the result, and vLLM's.
     response = json_response({"text": text, "prompt": text})
@@ -90,10 +95,12 @@ def _check_ids(asked: schema.DetokenizeRequest, vocab_size: int) -> None:
 
 
 def _card(services: Services, model: str | None) -> ModelCard:
-    """The model's card; an empty one if none is named and no worker has answered, as none is needed here."""
+    """The model's card; one without more than its name where no worker has answered and none is needed."""
     if model is None:
         cards = services.pool.models()
         return cards[0] if cards else ModelCard("")
+    if not services.pool.models() and model in services.tokenizers.named:
+        return ModelCard(model)
     card, _ = services.pool.split_model(model)  # an adapter changes no token
     g.record.model = card.name
     return card

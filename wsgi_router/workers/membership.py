@@ -1,8 +1,11 @@
-"""The list of workers: that of the settings, and what was changed of it while running.
+"""The list of workers: that of the settings, what was changed of it while running, and what was discovered.
 
 All processes of a server serve the same list. The changes stand in a file of the server's own, replaced as a
 whole; the board's generation says that there are new ones. WORKERS_FILE is where they come from at the start
 and on a reload, and where each one is kept as well; what becomes of it in between does no harm.
+
+What is discovered stands in a second file of the server's, by its source. A discovered worker that was
+removed, or drains, stays so until its source has it no more: if it is found again then, it is a new one.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,6 +26,10 @@ from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role
 
 _LOG = logging.getLogger(__name__)
 _FILE: Final = "workers.json"
+_FOUND: Final = "discovered.json"
+
+Found = dict[str, list[str]]
+"""Workers' URLs by the source that has discovered them."""
 NO_PARTS: Final[Mapping[str, Part]] = {}
 
 
@@ -97,20 +104,28 @@ def share(board: Board, changes: Changes | None) -> None:
 class Membership:
     """`urls`: the settings' workers. `path`: the file for the changes, if they are to outlive the server.
 
-    `parts`: of those in `urls` that are not regular workers.
+    `parts`: of those in `urls` that are not regular workers. `sources`: names of those that discover workers.
     Raises SettingsError for a file that cannot be used, if no board is shared; else see `read`.
     """
 
     def __init__(
-        self, urls: Sequence[str], board: Board, path: str = "", parts: Mapping[str, Part] = NO_PARTS
+        self,
+        urls: Sequence[str],
+        board: Board,
+        path: str = "",
+        parts: Mapping[str, Part] = NO_PARTS,
+        sources: Sequence[str] = (),
     ) -> None:
         self._urls = urls
         self._parts = parts
+        self._sources = sources
         self._board = board
         self._lasting = Path(path) if path else None
         self._shared = board.folder / _FILE if board.folder else None
+        self._found_at = board.folder / _FOUND if board.folder else None
         kept = None if self._lasting is None or self._shared else _usable(self._lasting, urls)
         self._kept = kept or Changes()  # where nothing is shared
+        self._found: Found = {}  # likewise
 
     @property
     def generation(self) -> int:
@@ -119,12 +134,67 @@ class Membership:
 
     def entries(self) -> Mapping[str, bool]:
         """The workers' URLs in order, and whether each takes no new requests. Raises SettingsError."""
-        return _entries(self._urls, self._read())
+        return _entries(self._urls, self._read(), self._of_sources(self._read_found()))
+
+    def is_complete(self) -> bool:
+        """Whether each source has told what it has discovered. Raises SettingsError."""
+        return self._read_found().keys() >= set(self._sources)
+
+    def discover(self, source: str, urls: Sequence[str]) -> bool:
+        """`source` has these workers now; whether that changes anything. Raises InternalError."""
+        with self._board.locked():
+            found = self._latest_found()
+            before = found.get(source)
+            found[source] = list(urls)
+            if found[source] == before:
+                return False
+            changes = self._latest()
+            self._write_found(found)
+            discovered = self._of_sources(found)
+            if self._forget(changes, {*(before or ())} - {*discovered}):
+                self._write(changes)
+            self._board.advance()
+        wanted = len({*self._urls, *changes.added, *discovered} - {*changes.removed})
+        if wanted > MOST_WORKERS:
+            _LOG.error("%d workers were discovered or named; %d of them are served", wanted, MOST_WORKERS)
+        return True
+
+    def _forget(self, changes: Changes, gone: Collection[str]) -> bool:
+        """Forgets what was changed of workers that were discovered, and are no more."""
+        gone = {url for url in gone if url not in self._urls and url not in changes.added}
+        forgotten = False
+        for urls in (changes.removed, changes.draining):
+            kept = [url for url in urls if url not in gone]
+            forgotten = forgotten or kept != urls
+            urls[:] = kept
+        for url in gone & changes.halves.keys():
+            del changes.halves[url]
+            forgotten = True
+        return forgotten
+
+    def _read_found(self) -> Found:
+        if self._found_at is None:
+            return dict(self._found)
+        return _load_found(self._found_at)
+
+    def _latest_found(self) -> Found:
+        try:
+            return self._read_found()
+        except SettingsError as error:
+            raise InternalError(f"What is discovered cannot be kept: {error}.") from None
+
+    def _write_found(self, found: Found) -> None:
+        self._found = found
+        if self._found_at is not None:
+            try:
+                _replace(self._found_at, found)
+            except OSError as error:
+                raise InternalError(f"What is discovered cannot be kept: {error.strerror}.") from None
 
     def members(self) -> Mapping[str, Member]:
         """`entries` with the part of each. Raises SettingsError."""
         changes = self._read()
-        entries = _entries(self._urls, changes)
+        entries = _entries(self._urls, changes, self._of_sources(self._read_found()))
         return {url: Member(self._part(url, changes), draining) for url, draining in entries.items()}
 
     def _part(self, url: str, changes: Changes) -> Part:
@@ -138,7 +208,8 @@ class Membership:
         """Raises WorkerExistsError, InvalidRequestError where there are too many, InternalError."""
         with self._board.locked():
             changes = self._latest()
-            entries = _entries(self._urls, changes)
+            discovered = self._latest_discovered()
+            entries = _entries(self._urls, changes, discovered)
             if _address(url) in map(_address, entries):
                 raise WorkerExistsError
             if len(entries) >= MOST_WORKERS:
@@ -147,7 +218,7 @@ class Membership:
                 )
             if url in changes.removed:
                 changes.removed.remove(url)
-            else:
+            if url not in self._urls and url not in discovered:
                 changes.added.append(url)
             if part != self._parts.get(url, REGULAR):
                 changes.halves[url] = Half(*part)
@@ -159,7 +230,8 @@ class Membership:
             changes = self._latest()
             if url in changes.added:
                 changes.added.remove(url)
-            if url in self._urls and url not in changes.removed:
+            known = url in self._urls or url in self._latest_discovered()
+            if known and url not in changes.removed:
                 changes.removed.append(url)
             if url in changes.draining:
                 changes.draining.remove(url)
@@ -171,9 +243,16 @@ class Membership:
         with self._board.locked():
             changes = self._latest()
             changes.draining = [one for one in changes.draining if one != url]
-            if draining and url in _entries(self._urls, changes):
+            if draining and url in _entries(self._urls, changes, self._latest_discovered()):
                 changes.draining.append(url)
             self._write(changes)
+
+    def _latest_discovered(self) -> list[str]:
+        """Raises InternalError."""
+        return self._of_sources(self._latest_found())
+
+    def _of_sources(self, found: Found) -> list[str]:
+        return [url for source in self._sources for url in found.get(source, ())]
 
     def _read(self) -> Changes:
         if self._shared is None:
@@ -213,11 +292,12 @@ def _address(url: str) -> str:
     return url.partition("://")[2]
 
 
-def _entries(urls: Sequence[str], changes: Changes) -> dict[str, bool]:
+def _entries(urls: Sequence[str], changes: Changes, discovered: Sequence[str] = ()) -> dict[str, bool]:
     entries = [url for url in urls if url not in changes.removed]
+    room = max(len(entries) + len(changes.added), MOST_WORKERS)
     addresses = set(map(_address, entries))
-    for url in changes.added:
-        if _address(url) not in addresses:
+    for url in (*changes.added, *(one for one in discovered if one not in changes.removed)):
+        if _address(url) not in addresses and len(entries) < room:
             addresses.add(_address(url))
             entries.append(url)
     return {url: url in changes.draining for url in entries}
@@ -233,6 +313,16 @@ def _load(path: Path) -> Changes | None:
         raise _unusable(path, str(error)) from None
 
 
+def _load_found(path: Path) -> Found:
+    """Empty if there is no such file. Raises SettingsError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Found)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the list of discovered workers in {path} cannot be used: {error}") from None
+
+
 def _usable(path: Path, urls: Sequence[str]) -> Changes | None:
     """The changes to `urls`; see `_load`."""
     changes = _load(path)
@@ -245,7 +335,7 @@ def _unusable(path: Path, why: str) -> SettingsError:
     return SettingsError(f"WORKERS_FILE: the list of workers in {path} cannot be used: {why}")
 
 
-def _replace(path: Path, changes: Changes) -> None:
+def _replace(path: Path, changes: Changes | Found) -> None:
     """Raises OSError."""
     new = path.with_name(path.name + ".new")
     new.write_bytes(msgspec.json.encode(changes) + b"\n")

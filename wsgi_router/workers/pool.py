@@ -63,7 +63,9 @@ class WorkerPool:
         self._phases: dict[Worker, Phase] = {}
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         known = parts(settings)
-        self.membership = Membership(tuple(known), self._board, settings.workers_file, known)
+        self.membership = Membership(
+            tuple(known), self._board, settings.workers_file, known, settings.discovery_sources()
+        )
         self._taken = taken
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last

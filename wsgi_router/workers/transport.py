@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,6 +35,9 @@ class RpcFailure(Exception):
         super().__init__(f"{code}: {details}" if details else code)
         self.code = code
         self.details = details
+
+
+TOO_LONG: Final = "the worker's answer has too many bytes"
 
 
 class MessageStream(Protocol):
@@ -129,6 +132,12 @@ class Transport(Protocol):
 
     def messages(self, worker: Worker, method: str, request: bytes) -> MessageStream:
         """Starts a call of `method` that has many answers, and no deadline; does not wait for the worker."""
+
+    def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
+        """All messages of one call of a method that streams its answer, blocking.
+
+        Raises RpcFailure; RESOURCE_EXHAUSTED where they have more than `most` bytes. Bounded as `unary` is.
+        """
 
     def abort(self, worker: Worker, request_id: str) -> None:
         """Tells the worker to drop a request. Does not wait, never raises; bounded in number and time."""

@@ -1,0 +1,163 @@
+"""Workers in Kubernetes: the official client against a server of ours that lists and watches pods."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.kubernetes_api import NAMESPACE, KubernetesApi, pod
+from tests.support.processes import wait_until
+from wsgi_router import cli
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers import pods
+from wsgi_router.workers.pods import Pods, url_of
+
+
+@pytest.fixture
+def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesApi]:
+    with KubernetesApi() as server:
+        # The client reads the variable as it is imported.
+        from kubernetes.config import kube_config
+
+        path = str(server.kubeconfig(tmp_path))
+        monkeypatch.setenv("KUBECONFIG", path)
+        monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", path)
+        yield server
+
+
+class Following:
+    """`turn` after `turn` in a thread."""
+
+    def __init__(self, **settings: Any) -> None:
+        given = {"kubernetes_selector": "app=sglang", "kubernetes_namespace": NAMESPACE, **settings}
+        self.source = Pods("kubernetes", Settings(**given))
+        self.told: list[Sequence[str]] = []
+        self.errors: list[Exception] = []
+        self.turns = 0
+        self._end = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._end:
+            self.turns += 1
+            try:
+                self.source.turn(self._tell)
+            except Exception as error:
+                self.errors.append(error)
+                threading.Event().wait(0.05)
+
+    def _tell(self, urls: Sequence[str]) -> bool:
+        if not self.told or self.told[-1] != urls:
+            self.told.append(urls)
+        return not self._end
+
+    def wait(self, *urls: str) -> None:
+        wait_until(lambda: self.told and self.told[-1] == list(urls), 60, f"{urls}; told {self.told}")
+
+    def end(self) -> None:
+        self._end = True
+
+
+@pytest.fixture
+def following(api: KubernetesApi) -> Iterator[Following]:
+    made = Following()
+    yield made
+    made.end()
+    api.cut()
+
+
+def test_ready_pods_are_workers(api: KubernetesApi, following: Following) -> None:
+    following.wait()
+    api.put(pod("a", "10.0.0.1"))
+    following.wait("grpc://10.0.0.1:30000")
+    api.put(pod("b", "10.0.0.2", ready=False, port="40000", scheme="grpcs"))
+    api.put(pod("b", "10.0.0.2", port="40000", scheme="grpcs"))
+    following.wait("grpc://10.0.0.1:30000", "grpcs://10.0.0.2:40000")
+    other = pod("c", "10.0.0.3")
+    other["metadata"]["labels"] = {"app": "other"}
+    api.put(other)
+    leaving = pod("a", "10.0.0.1")
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    api.put(leaving)
+    following.wait("grpcs://10.0.0.2:40000")
+    api.delete("a")
+    api.delete("b")
+    following.wait()
+    assert api.lists == 1
+    assert not following.errors
+    assert not any("10.0.0.3" in url for urls in following.told for url in urls)
+
+
+def test_a_watch_goes_on_where_the_last_one_ended(api: KubernetesApi, following: Following) -> None:
+    api.put(pod("a", "10.0.0.1"))
+    following.wait("grpc://10.0.0.1:30000")
+    api.bookmark()  # 102
+    api.put(pod("b", "10.0.0.2"))
+    following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
+    api.cut()
+    wait_until(lambda: api.watches[-1] == "103", 10, f"another watch: {api.watches}")
+    api.delete("a")
+    following.wait("grpc://10.0.0.2:30000")
+    assert api.lists == 1
+
+
+def test_what_is_too_old_to_be_watched_is_listed_anew(api: KubernetesApi, following: Following) -> None:
+    api.put(pod("a", "10.0.0.1"))
+    following.wait("grpc://10.0.0.1:30000")
+    api._pods["b"] = pod("b", "10.0.0.2")  # an event that nobody will hear of
+    api.forget()
+    following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
+    assert api.lists == 2
+    assert not following.errors
+
+
+def test_kubernetes_fails_and_comes_back(api: KubernetesApi, following: Following) -> None:
+    api.put(pod("a", "10.0.0.1"))
+    following.wait("grpc://10.0.0.1:30000")
+    api.status = 503
+    api.cut()
+    wait_until(lambda: len(following.errors) > 1, 10)
+    assert all(map(following.source.expects, following.errors))
+    assert following.told[-1] == ["grpc://10.0.0.1:30000"]
+    api.put(pod("b", "10.0.0.2"))
+    api.status = 200
+    following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One line, and no start."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(SettingsError, match=r"wsgi-router\[kubernetes\]"):
+        Pods("kubernetes", Settings(kubernetes_selector="a=b"))
+    monkeypatch.setenv("WSGI_ROUTER_KUBERNETES_SELECTOR", "a=b")
+    assert cli.main(["check"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "KUBERNETES_SELECTOR" in error
+    pods.check(Settings())
+
+
+@pytest.mark.parametrize(
+    ("change", "url"),
+    [
+        ({}, "grpc://10.0.0.1:7"),
+        (
+            {"status": {"podIP": "fd00::1", "conditions": [{"type": "Ready", "status": "True"}]}},
+            "grpc://[fd00::1]:7",
+        ),
+        ({"status": {"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": "Unknown"}]}}, None),
+        ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, None),
+        ({"status": {"podIP": "10.0.0.1"}}, None),
+        ({"status": {}}, None),
+        ({"metadata": {"name": "a", "annotations": {"wsgi-router/port": "x"}}}, None),
+        ({"metadata": {"name": "a", "annotations": {"wsgi-router/scheme": "http"}}}, None),
+        ({"metadata": {"name": "a"}}, "grpc://10.0.0.1:7"),
+    ],
+)
+def test_the_worker_of_a_pod(change: dict[str, Any], url: str | None) -> None:
+    assert url_of({**pod("a", "10.0.0.1"), **change}, 7) == url

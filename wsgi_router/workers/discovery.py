@@ -1,0 +1,153 @@
+"""Workers that come and go by themselves: the addresses of a name (WORKERS_DNS), the pods of a label.
+
+The leading process alone looks; what it finds goes into the list of workers, which all processes follow. A
+source that cannot be asked keeps the workers it had.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from wsgi_router import runtime
+from wsgi_router.errors import RouterError
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers import board
+from wsgi_router.workers.pods import Pods
+from wsgi_router.workers.pool import WorkerPool
+
+_LOG = logging.getLogger(__name__)
+
+FIRST_SECONDS: Final = 2.0
+"""Longest wait of a new process for what the sources say first."""
+_LOOK_SECONDS: Final = 0.5
+"""Longest time until a process takes over from a leader that has ended."""
+
+Tell = Callable[[Sequence[str]], bool]
+"""Takes the URLs of all workers that there are now; False if nobody wants to know any more."""
+
+
+class Source(Protocol):
+    """What discovers workers. `name` is in `Settings.discovery_sources`."""
+
+    name: str
+    pause: float
+    """Seconds between two turns."""
+
+    def turn(self, tell: Tell) -> None:
+        """Looks, tells, and may go on to tell while there are changes. Raises OSError, or another error."""
+
+    def expects(self, error: Exception) -> bool:
+        """Whether an error has its reason elsewhere, and is no fault of the router's."""
+
+
+class DnsName:
+    """Each address of a name; those of IPv4, if it has any, since a worker may have one of both kinds."""
+
+    def __init__(self, name: str, pause: float) -> None:
+        self.name = name
+        self.pause = pause
+        self._scheme, _, address = name.partition("://")
+        self._host, _, self._port = address.rpartition(":")
+
+    def expects(self, error: Exception) -> bool:
+        return isinstance(error, (OSError, UnicodeError))
+
+    def turn(self, tell: Tell) -> None:
+        found = socket.getaddrinfo(self._host.strip("[]"), int(self._port), type=socket.SOCK_STREAM)
+        addresses = {family: set[str]() for family in (socket.AF_INET, socket.AF_INET6)}
+        for family, _, _, _, address in found:
+            if family in addresses:
+                addresses[family].add(str(address[0]))
+        of_4, of_6 = addresses.values()
+        hosts = sorted(of_4) or [f"[{host}]" for host in sorted(of_6)]
+        tell([f"{self._scheme}://{host}:{self._port}" for host in hosts])
+
+
+def _sources(settings: Settings) -> list[Source]:
+    sources: list[Source] = [DnsName(name, settings.discovery_interval) for name in settings.workers_dns]
+    for name in settings.discovery_sources()[len(sources) :]:
+        sources.append(Pods(name, settings))
+    return sources
+
+
+class Discovery:
+    """Follows the sources of the settings. One for each process, made after the fork.
+
+    Raises SettingsError if what a source needs is not there.
+    """
+
+    def __init__(self, settings: Settings, pool: WorkerPool) -> None:
+        self._sources = _sources(settings)
+        self._pool = pool
+        self._board = board.current()
+        self._wakeups = {source.name: runtime.wakeup() for source in self._sources}
+        self._troubles: dict[str, str] = {}
+        self._closed = False
+
+    def start(self) -> None:
+        """Begins to look, where this process leads. Once, after the fork."""
+        for source in self._sources:
+            runtime.spawn(self._follow, source)
+
+    def wait(self, seconds: float = FIRST_SECONDS) -> None:
+        """Returns once all sources have told what there is, after `seconds` at the latest."""
+        deadline = time.monotonic() + seconds
+        while self._sources and not self._is_complete() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self._pool.catch_up()
+
+    def _is_complete(self) -> bool:
+        try:
+            return self._pool.membership.is_complete()
+        except SettingsError:
+            return False
+
+    def close(self) -> None:
+        """Ends what `start` began. Idempotent."""
+        self._closed = True
+        for wakeup in self._wakeups.values():
+            wakeup.set()
+
+    def _follow(self, source: Source) -> None:
+        wakeup = self._wakeups[source.name]
+        while not self._closed:
+            pause = _LOOK_SECONDS
+            if self._board.leads():
+                pause = source.pause
+                self._turn(source)
+            wakeup.wait(pause)
+
+    def _turn(self, source: Source) -> None:
+        def tell(urls: Sequence[str]) -> bool:
+            if self._closed or not self._board.leads():
+                return False
+            if self._pool.membership.discover(source.name, urls):
+                _LOG.info("%s has the workers %s", source.name, ", ".join(urls) or "(none)")
+                self._pool.follow()
+            if self._troubles.pop(source.name, None):
+                _LOG.info("%s can be asked again", source.name)
+            return True
+
+        try:
+            source.turn(tell)
+        except Exception as error:
+            self._trouble(source, error)
+
+    def _trouble(self, source: Source, error: Exception) -> None:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        if self._troubles.get(source.name) != text:  # it is asked again and again
+            self._troubles[source.name] = text
+            expected = isinstance(error, RouterError) or source.expects(error)
+            _LOG.warning(
+                "%s cannot be asked, and its workers are those it had: %s",
+                source.name,
+                text,
+                exc_info=None if expected else error,
+            )
+
+    def __repr__(self) -> str:
+        return f"<Discovery of {[source.name for source in self._sources]} leads={self._board.leads()}>"
