@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wsgi_router import settings
+from wsgi_router.setting_casts import MOST_WORKERS
 
 ROOT = Path(__file__).parents[1]
 
@@ -129,7 +130,7 @@ def test_a_bad_value_is_one_line_that_names_it(variable: str, value: str) -> Non
 def test_a_worker_has_one_role(twice: tuple[str, str]) -> None:
     with pytest.raises(settings.SettingsError, match=f"{twice[0]}.*names a worker twice"):
         settings.load({f"WSGI_ROUTER_{name}": "grpcs://a:1" for name in twice})
-    many = ",".join(f"w{number}:1" for number in range(settings.MOST_WORKERS))
+    many = ",".join(f"w{number}:1" for number in range(MOST_WORKERS))
     settings.load({"WSGI_ROUTER_DECODE_WORKERS": many})
     with pytest.raises(settings.SettingsError, match="at most"):
         settings.load({"WSGI_ROUTER_DECODE_WORKERS": many, "WSGI_ROUTER_WORKERS": "a:1"})

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from wsgi_router.errors import InternalError, InvalidRequestError
-from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError
+from wsgi_router.setting_casts import MOST_WORKERS
+from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import membership as module
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.membership import Membership, WorkerExistsError

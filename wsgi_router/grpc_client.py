@@ -18,7 +18,8 @@ import grpc
 
 from wsgi_router import runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.settings import MOST_WORKERS, Settings
+from wsgi_router.setting_casts import MOST_WORKERS
+from wsgi_router.settings import Settings
 from wsgi_router.workers.transport import TOO_LONG, Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 

@@ -7,7 +7,6 @@ Sources, the later one wins: default, the TOML file named by WSGI_ROUTER_CONFIG,
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import re
 import tomllib
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wsgi_router import parsers
+from wsgi_router import setting_casts as casts
 
 PREFIX: Final = "WSGI_ROUTER_"
 CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
@@ -24,228 +24,6 @@ CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
 
 class SettingsError(ValueError):
     """A setting that cannot be used. Its text names the setting and its source, in one line."""
-
-
-# Casts: from a TOML value or an environment string to the setting's type, or ValueError with the reason.
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError("must be a string")
-    if any(ord(char) < 32 or ord(char) == 127 for char in value):
-        raise ValueError("must not contain control characters")
-    return value.strip()
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError("must be a number")
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError(f"must be a number, not {value!r}") from None
-    if not math.isfinite(number):
-        raise ValueError("must be a finite number")
-    return number
-
-
-_MOST_SECONDS: Final = 2**31 // 1000
-"""gRPC counts milliseconds in 32 bits."""
-
-
-def _seconds(minimum: float) -> Callable[[object], float]:
-    def cast(value: object) -> float:
-        number = _number(value)
-        if number < minimum:
-            raise ValueError(f"must be at least {minimum:g} seconds")
-        if number > _MOST_SECONDS:
-            raise ValueError(f"must be at most {_MOST_SECONDS} seconds")
-        return number
-
-    return cast
-
-
-def _integer(minimum: int, maximum: int) -> Callable[[object], int]:
-    def cast(value: object) -> int:
-        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value):
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"must be a whole number, not {value!r}")
-        if not minimum <= value <= maximum:
-            raise ValueError(f"must be between {minimum} and {maximum}")
-        return value
-
-    return cast
-
-
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off", ""})
-
-
-def _flag(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    word = value.strip().lower() if isinstance(value, str) else str(value)
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError(f"must be true or false, not {value!r}")
-
-
-def _factor(value: object) -> float:
-    number = _number(value)
-    if not 1 <= number <= 1000:
-        raise ValueError("must be between 1 and 1000")
-    return number
-
-
-def _share(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 100:
-        raise ValueError("must be between 0 and 100")
-    return number
-
-
-def _fraction(value: object) -> float:
-    number = _number(value)
-    if not 0 <= number <= 1:
-        raise ValueError("must be between 0 and 1")
-    return number
-
-
-def _choice(*words: str) -> Callable[[object], str]:
-    def cast(value: object) -> str:
-        word = _text(value).lower()
-        if word not in words:
-            raise ValueError(f"must be one of {', '.join(words)}, not {word!r}")
-        return word
-
-    return cast
-
-
-def _words(value: object) -> tuple[str, ...]:
-    """A list of strings, or one string with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, (list, tuple)):
-        raise ValueError("must be a list, or a string with commas")
-    return tuple(word for word in (_text(part) for part in parts) if word)
-
-
-def _host_and_port(text: str) -> tuple[str, int]:
-    match = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]{0,253}):(\d{1,5})", text)
-    if not match or not 0 <= int(match[2]) <= 65535:
-        raise ValueError(f"{text!r} is no HOST:PORT")
-    return match[1], int(match[2])
-
-
-def worker_url(value: object) -> str:
-    """`grpc://HOST:PORT`, or `grpcs://` with TLS; also from `HOST:PORT`. ValueError if it is none of them."""
-    text = _text(value)
-    scheme = "grpcs://" if text.startswith("grpcs://") else "grpc://"
-    address = text.removeprefix(scheme).rstrip("/")
-    if "://" in address:
-        raise ValueError(f"{text!r} must begin with grpc:// or grpcs://")
-    host, port = _host_and_port(address)
-    if not host or not port:
-        raise ValueError(f"{text!r} must be {scheme}HOST:PORT")
-    return f"{scheme}{host.lower()}:{port}"  # one name for each, as DNS has it
-
-
-MOST_WORKERS: Final = 256
-
-
-def _dns_names(value: object) -> tuple[str, ...]:
-    names = tuple(worker_url(_text(word).removeprefix("dns+")) for word in _words(value))
-    if len(set(names)) != len(names):
-        raise ValueError("has a name twice")
-    return names
-
-
-def _worker_urls(value: object) -> tuple[str, ...]:
-    urls = tuple(worker_url(word) for word in _words(value))
-    if len({url.partition("://")[2] for url in urls}) != len(urls):
-        raise ValueError("names a worker twice")
-    if len(urls) > MOST_WORKERS:
-        raise ValueError(f"names {len(urls)} workers; at most {MOST_WORKERS} can be served")
-    return urls
-
-
-def _paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
-    """Pairs, from NAME=PATH words or a table."""
-    given = [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value
-    parts = (word.partition("=") for word in _words(given))
-    pairs = tuple((name.strip(), path.strip()) for name, _, path in parts)
-    if not all(name and path for name, path in pairs):
-        raise ValueError("must be NAME=PATH, with commas between them")
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("names a model twice")
-    return pairs
-
-
-def _prefill_workers(value: object) -> tuple[str, ...]:
-    """As `_worker_urls`; each may have its bootstrap port behind a space, as after SGLang's own --prefill."""
-    parts = [word.split() for word in _words(value)]
-    if any(len(part) > 2 for part in parts):
-        raise ValueError("takes one bootstrap port for each worker")
-    ports = ["".join(f" {_integer(1, 65535)(port)}" for port in part[1:]) for part in parts]
-    return tuple(map("".join, zip(_worker_urls([part[0] for part in parts]), ports, strict=True)))
-
-
-def _host_name(value: object) -> str:
-    text = _text(value)
-    if text and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", text):
-        raise ValueError(f"{text!r} is no host's name")
-    return text
-
-
-def _bind(value: object) -> str:
-    text = _text(value)
-    if text.startswith("unix:") and len(text) > len("unix:"):
-        return text
-    _host_and_port(text)
-    return text
-
-
-def _api_keys(value: object) -> tuple[str, ...]:
-    keys = tuple(_api_key(key) for key in _words(value))
-    if value and not keys:  # an open door that somebody believes to be locked
-        raise ValueError("names no key")
-    return keys
-
-
-def _api_key(value: object) -> str:
-    key = _text(value)
-    if not key.isascii() or " " in key:
-        raise ValueError("keys must be ASCII without spaces")
-    return key
-
-
-def _key_priorities(value: object) -> tuple[tuple[str, int], ...]:
-    """Of words such as KEY=5; a key may hold = itself. No message repeats one."""
-    found: dict[str, int] = {}
-    for place, word in enumerate(_words(value), 1):
-        key, equals, number = word.rpartition("=")
-        if not (equals and key and re.fullmatch(r"[+-]?\d{1,3}", number)):
-            raise ValueError(f"entry {place} is no KEY=PRIORITY, with a priority from -999 to 999")
-        if found.setdefault(_api_key(key), int(number)) != int(number):
-            raise ValueError(f"entry {place} names a key for the second time")
-    return tuple(found.items())
-
-
-def _loads_interval(value: object) -> float:
-    number = _seconds(0)(value)
-    if 0 < number < 0.1:
-        raise ValueError("must be 0, or at least 0.1 seconds")
-    return number
-
-
-def _header_names(value: object) -> tuple[str, ...]:
-    names = tuple(word.lower() for word in _words(value))
-    for name in names:
-        if not re.fullmatch(r"[a-z0-9-]+", name):  # servers drop other names, or confuse them
-            raise ValueError(f"{name!r} is no name of a header (letters, digits and hyphens)")
-    return names
 
 
 _POLICIES: Final = (
@@ -271,82 +49,84 @@ class Settings:
 
     workers: tuple[str, ...] = _row(
         (),
-        _worker_urls,
+        casts.worker_urls,
         "Workers' addresses, grpc://HOST:PORT or grpcs://, separated by commas. They may come up later.",
     )
     prefill_workers: tuple[str, ...] = _row(
         (),
-        _prefill_workers,
+        casts.prefill_workers,
         "Workers that compute prompts for others to go on from, as `WORKERS`; behind a space the port where "
         "each is met, if it is not 8998 (as after SGLang's --prefill).",
     )
     decode_workers: tuple[str, ...] = _row(
         (),
-        _worker_urls,
+        casts.worker_urls,
         "Workers that go on from prompts which others have computed, as `WORKERS` (SGLang's --decode).",
     )
     worker_ca_file: str = _row(
         "",
-        _text,
+        casts.as_text,
         "PEM file of those who sign the certificates of grpcs:// workers. Empty: the system's authorities.",
     )
     worker_cert_file: str = _row(
         "",
-        _text,
+        casts.as_text,
         "PEM file with the certificate, and its chain, that the router shows to grpcs:// workers (mTLS).",
     )
     worker_key_file: str = _row(
-        "", _text, "PEM file with the key of `WORKER_CERT_FILE`, not encrypted. Both or neither."
+        "", casts.as_text, "PEM file with the key of `WORKER_CERT_FILE`, not encrypted. Both or neither."
     )
     worker_tls_server_name: str = _row(
         "",
-        _host_name,
+        casts.host_name,
         "Name that grpcs:// workers' certificates bear. Empty: the host in each one's address.",
     )
     workers_file: str = _row(
         "",
-        _text,
+        casts.as_text,
         "File that keeps what /workers has changed. Empty: it is kept until the server ends.",
     )
     workers_dns: tuple[str, ...] = _row(
         (),
-        _dns_names,
+        casts.dns_names,
         "Names that stand for many workers, grpc://NAME:PORT or grpcs://: each address is one.",
     )
     kubernetes_selector: str = _row(
         "",
-        _text,
+        casts.as_text,
         "Label selector: the ready pods that it matches are workers. Empty: Kubernetes is not asked.",
     )
-    kubernetes_namespace: str = _row("", _text, "Namespace of those pods. Empty: the router's own.")
+    kubernetes_namespace: str = _row("", casts.as_text, "Namespace of those pods. Empty: the router's own.")
     kubernetes_port: int = _row(
-        30000, _integer(1, 65535), "Port of those pods, where they have no annotation wsgi-router/port."
+        30000, casts.integer(1, 65535), "Port of those pods, where they have no annotation wsgi-router/port."
     )
     discovery_interval: float = _row(
-        10.0, _seconds(0.1), "Pause between two look-ups of a name, or after Kubernetes could not be asked."
+        10.0,
+        casts.seconds(0.1),
+        "Pause between two look-ups of a name, or after Kubernetes could not be asked.",
     )
     tokenizer_path: str = _row(
         "",
-        _text,
+        casts.as_text,
         "Folder with tokenizer.json (or tiktoken ranks) and its sisters, or the file, for all models that "
         "`TOKENIZERS` does not name. Empty: their workers are asked for it.",
     )
     tokenizers: tuple[tuple[str, str], ...] = _row(
-        (), _paths_by_model, "Models with tokenizers of their own, NAME=PATH, separated by commas."
+        (), casts.paths_by_model, "Models with tokenizers of their own, NAME=PATH, separated by commas."
     )
     tokenizer_cache: str = _row(
         "",
-        _text,
+        casts.as_text,
         "Folder for tokenizers that came from workers. Empty: one that is removed when the server ends.",
     )
     chat_template: str = _row(
         "",
-        _text,
+        casts.as_text,
         "File with a chat template (Jinja) in place of the tokenizer's own, for all models that `TOKENIZERS` "
         "does not name.",
     )
-    model: str = _row("", _text, "Served model name. Empty: the name that the workers report.")
-    bind: str = _row("127.0.0.1:8080", _bind, "Address to listen on, HOST:PORT or unix:PATH.")
+    model: str = _row("", casts.as_text, "Served model name. Empty: the name that the workers report.")
+    bind: str = _row("127.0.0.1:8080", casts.bind, "Address to listen on, HOST:PORT or unix:PATH.")
     tool_call_parser: str = _row(
         parsers.AUTO,
         parsers.tool_setting,
@@ -359,203 +139,226 @@ class Settings:
     )
     policy: str = _row(
         "least_load",
-        _choice(*_POLICIES),
+        casts.choice(*_POLICIES),
         "How a worker is chosen: random, round_robin, power_of_two, least_load (requests in flight), "
         "cache_aware, prefix_hash, consistent_hashing, or sticky (also called manual).",
     )
     prefill_policy: str = _row(
-        "", _choice("", *_POLICIES), "The policy for `PREFILL_WORKERS`. Empty: that of `POLICY`."
+        "", casts.choice("", *_POLICIES), "The policy for `PREFILL_WORKERS`. Empty: that of `POLICY`."
     )
     decode_policy: str = _row(
-        "", _choice("", *_POLICIES), "The policy for `DECODE_WORKERS`. Empty: that of `POLICY`."
+        "", casts.choice("", *_POLICIES), "The policy for `DECODE_WORKERS`. Empty: that of `POLICY`."
     )
     routing_key_headers: tuple[str, ...] = _row(
         ("x-smg-routing-key", "x-session-id"),
-        _header_names,
+        casts.header_names,
         "Headers that consistent_hashing and sticky take a request's key from, the first that is there; "
         "after them its `prompt_cache_key`, then its `user`.",
     )
     sticky_idle_timeout: float = _row(
-        14400.0, _seconds(1), "The policy sticky forgets a key that was not used for so long."
+        14400.0, casts.seconds(1), "The policy sticky forgets a key that was not used for so long."
     )
     prefix_token_count: int = _row(
-        256, _integer(1, 2**20), "The policy prefix_hash goes by so many tokens of a prompt's beginning."
+        256, casts.integer(1, 2**20), "The policy prefix_hash goes by so many tokens of a prompt's beginning."
     )
     prefix_hash_load_factor: float = _row(
-        1.25, _factor, "The policy prefix_hash gives no worker more than so many times the mean of requests."
+        1.25,
+        casts.factor,
+        "The policy prefix_hash gives no worker more than so many times the mean of requests.",
     )
     cache_threshold: float = _row(
         0.1,
-        _fraction,
+        casts.fraction,
         "The policy cache_aware goes by a cached beginning if it is at least so much of the prompt; less is "
         "not worth leaving the least loaded worker for.",
     )
     balance_abs_threshold: int = _row(
         16,
-        _integer(0, 1_000_000),
+        casts.integer(0, 1_000_000),
         "With so many requests more than the least loaded one, and `BALANCE_REL_THRESHOLD` times as many, a "
         "worker gets none from cache_aware, whatever it has cached; with half of that, what it has half of.",
     )
     balance_rel_threshold: float = _row(
-        1.5, _factor, "See `BALANCE_ABS_THRESHOLD`: of many requests a ratio says more than a difference."
+        1.5,
+        casts.factor,
+        "See `BALANCE_ABS_THRESHOLD`: of many requests a ratio says more than a difference.",
     )
     cache_index_mib: int = _row(
         32,
-        _integer(1, 2**14),
+        casts.integer(1, 2**14),
         "MiB, of all processes together, for what cache_aware knows of the workers' caches: 8 bytes for 16 "
         "tokens, so 64 million tokens; what was used longest ago goes.",
     )
     cache_events: bool = _row(
         True,
-        _flag,
+        casts.flag,
         "cache_aware follows the workers' own KV events where they send them, else what it has sent there.",
     )
     target_worker_header: bool = _row(
         False,
-        _flag,
+        casts.flag,
         "A client may name the worker itself, whatever the policy, in the header X-SMG-Target-Worker.",
     )
     api_keys: tuple[str, ...] = _row(
-        (), _api_keys, "Keys that /v1 and /generate accept as Bearer token. Empty: no check.", secret=True
+        (),
+        casts.api_keys,
+        "Keys that /v1 and /generate accept as Bearer token. Empty: no check.",
+        secret=True,
     )
     admin_key: str = _row(
         "",
-        _api_key,
+        casts._api_key,
         "Key that /workers and /flush_cache accept as Bearer token. Empty: they answer 403.",
         secret=True,
     )
     max_concurrent_requests: int = _row(
         0,
-        _integer(0, 10**6),
+        casts.integer(0, 10**6),
         "Requests that generate at once, over all processes; more wait their turn. 0: no limit.",
     )
     queue_limit: int = _row(
         100,
-        _integer(0, 10**6),
+        casts.integer(0, 10**6),
         "Requests that wait for `MAX_CONCURRENT_REQUESTS`, divided among the processes; beyond it 429.",
     )
     queue_timeout: float = _row(
-        60.0, _seconds(0.01), "Longest wait for `MAX_CONCURRENT_REQUESTS`; beyond it 503."
+        60.0, casts.seconds(0.01), "Longest wait for `MAX_CONCURRENT_REQUESTS`; beyond it 503."
     )
     key_priorities: tuple[tuple[str, int], ...] = _row(
         (),
-        _key_priorities,
+        casts.key_priorities,
         "KEY=PRIORITY for some of `API_KEYS`: of those that wait, the higher is served first. Others have 0.",
         secret=True,
     )
     loads_interval: float = _row(
         0.0,
-        _loads_interval,
+        casts.loads_interval,
         "Pause between two questions to each worker for its own load, which the policies by load then count "
         "in. 0: it is not asked.",
     )
     shed_waiting_requests: int = _row(
         0,
-        _integer(0, 10**6),
+        casts.integer(0, 10**6),
         "A worker that has as many requests waiting is full. All of a model full: 503. 0: it never is.",
     )
     shed_token_usage: float = _row(
-        0.0, _fraction, "A worker that uses so much of its token memory, 0 to 1, is full. 0: it never is."
+        0.0,
+        casts.fraction,
+        "A worker that uses so much of its token memory, 0 to 1, is full. 0: it never is.",
     )
     queue_size: int = _row(
         2000,
-        _integer(1, 1_000_000),
+        casts.integer(1, 1_000_000),
         "Worker messages kept for a request whose client reads slowly; past it the worker is held back.",
     )
     first_token_timeout: float = _row(
         600.0,
-        _seconds(0.1),
+        casts.seconds(0.1),
         "Longest wait for a worker's first token.",
     )
-    token_timeout: float = _row(120.0, _seconds(0.1), "Longest wait between two messages of a worker.")
+    token_timeout: float = _row(120.0, casts.seconds(0.1), "Longest wait between two messages of a worker.")
     answer_timeout: float = _row(
         3600.0,
-        _seconds(0.1),
+        casts.seconds(0.1),
         "Longest wait for an answer that is not streamed, where the worker gives it as a whole.",
     )
     request_timeout: float = _row(
-        0.0, _seconds(0), "Longest time from a request's arrival to the end of its answer; 0: no bound."
+        0.0, casts.seconds(0), "Longest time from a request's arrival to the end of its answer; 0: no bound."
     )
     keepalive_time: float = _row(
-        300.0, _seconds(10), "gRPC ping interval while calls run. Workers cut off those who ping every 10 s."
+        300.0,
+        casts.seconds(10),
+        "gRPC ping interval while calls run. Workers cut off those who ping every 10 s.",
     )
     keepalive_timeout: float = _row(
-        20.0, _seconds(1), "A gRPC ping unanswered for so long ends the connection."
+        20.0, casts.seconds(1), "A gRPC ping unanswered for so long ends the connection."
     )
     close_timeout: float = _row(
         5.0,
-        _seconds(0),
+        casts.seconds(0),
         "Longest wait for a call's status after its last message; then the call is cancelled.",
     )
-    abort_timeout: float = _row(2.0, _seconds(0.1), "Deadline of the Abort call after an unfinished request.")
+    abort_timeout: float = _row(
+        2.0,
+        casts.seconds(0.1),
+        "Deadline of the Abort call after an unfinished request.",
+    )
     health_interval: float = _row(
         1.0,
-        _seconds(0.1),
+        casts.seconds(0.1),
         "Pause between two checks of a worker that is down; an idle one is checked a fifth as often.",
     )
     health_timeout: float = _row(
-        10.0, _seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
+        10.0, casts.seconds(0.5), "Deadline of a check. SGLang's own health check takes a second or more."
     )
     engine_check_interval: float = _row(
         30.0,
-        _seconds(1),
+        casts.seconds(1),
         "A worker that began and ended no request for so long generates a token as a check (HealthCheck).",
     )
     breaker_failures: int = _row(
-        10, _integer(1, 10_000), "So many requests that fail in a row at a worker open its breaker."
+        10, casts.integer(1, 10_000), "So many requests that fail in a row at a worker open its breaker."
     )
     breaker_seconds: float = _row(
-        60.0, _seconds(0.1), "An open breaker gives its worker no requests for so long; then a few on trial."
+        60.0,
+        casts.seconds(0.1),
+        "An open breaker gives its worker no requests for so long; then a few on trial.",
     )
     breaker_successes: int = _row(
         3,
-        _integer(1, 10_000),
+        casts.integer(1, 10_000),
         "So many requests on trial that go well close a breaker; one that fails opens it.",
     )
     retry_attempts: int = _row(
         3,
-        _integer(1, 16),
+        casts.integer(1, 16),
         "Most workers that a request is sent to, one after the other, while it fails before its first token.",
     )
     retry_budget: float = _row(
         0.2,
-        _share,
+        casts.share,
         "Most such repetitions for each answer begun of late, besides ten a second; 0: none at all.",
     )
-    max_body_bytes: int = _row(64 * 2**20, _integer(1024, 2**31 - 1), "Largest request body; beyond it 413.")
+    max_body_bytes: int = _row(
+        64 * 2**20,
+        casts.integer(1024, 2**31 - 1),
+        "Largest request body; beyond it 413.",
+    )
     body_timeout: float = _row(
-        300.0, _seconds(1), "Longest time that a request's body may take to come; beyond it 408."
+        300.0, casts.seconds(1), "Longest time that a request's body may take to come; beyond it 408."
     )
     ping_interval: float = _row(
-        15.0, _seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
+        15.0, casts.seconds(0.1), "An SSE comment is sent when a started stream was silent for so long."
     )
-    max_choices: int = _row(16, _integer(1, 128), "Largest `n` of a request.")
+    max_choices: int = _row(16, casts.integer(1, 128), "Largest `n` of a request.")
     max_batch: int = _row(
-        128, _integer(1, 2048), "Most answers of a request: the number of its prompts times `n`."
+        128, casts.integer(1, 2048), "Most answers of a request: the number of its prompts times `n`."
     )
     prepare_inline_bytes: int = _row(
         64 * 1024,
-        _integer(0, 2**31 - 1),
+        casts.integer(0, 2**31 - 1),
         "Bodies beyond this are templated and tokenised in a thread pool, so that open streams keep flowing.",
     )
     prompt_cache_mib: int = _row(
         16,
-        _integer(0, 2**20),
+        casts.integer(0, 2**20),
         "MiB a process and model for token ids of earlier prompts' parts (system prompts, turns); 0 is off.",
     )
     transport: str = _row(
         "auto",
-        _choice("auto", "native", "grpcio"),
+        casts.choice("auto", "native", "grpcio"),
         "gRPC implementation: the native core's, or grpcio's; auto takes the native one.",
     )
     lend_sockets: bool = _row(
         True,
-        _flag,
+        casts.flag,
         "Under gunicorn's gevent worker the native transport writes streams to the client's socket itself.",
     )
-    metrics: bool = _row(True, _flag, "Serve /metrics.")
+    metrics: bool = _row(True, casts.flag, "Serve /metrics.")
     log_level: str = _row(
-        "info", _choice("debug", "info", "warning", "error"), "Least level that is logged, on standard error."
+        "info",
+        casts.choice("debug", "info", "warning", "error"),
+        "Least level that is logged, on standard error.",
     )
 
     def discovery_sources(self) -> tuple[str, ...]:
@@ -578,7 +381,7 @@ class Settings:
 
 def _port_alias(value: object) -> str:
     """PORT means every address of the machine, as it does for gunicorn and for SGLang's Go router."""
-    return f"0.0.0.0:{_integer(1, 65535)(value)}"
+    return f"0.0.0.0:{casts.integer(1, 65535)(value)}"
 
 
 def _same(value: object) -> object:
@@ -634,7 +437,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 def _check_together(settings: Settings) -> None:
     """What one setting says of another. Raises SettingsError."""
     try:
-        _worker_urls(settings.all_workers())
+        casts.worker_urls(settings.all_workers())
     except ValueError as error:
         raise SettingsError(f"WORKERS, PREFILL_WORKERS and DECODE_WORKERS: together {error}") from None
     keys = {key for key, _ in settings.key_priorities}
@@ -652,7 +455,7 @@ def processes(environ: Mapping[str, str]) -> int | None:
     if not given:
         return None
     try:
-        return _integer(1, 4096)(given)
+        return casts.integer(1, 4096)(given)
     except ValueError as error:
         raise SettingsError(f"WEB_CONCURRENCY: {error}") from None
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from wsgi_router import settings
+from wsgi_router import setting_casts
 from wsgi_router.schema.decode import bad, decode_object
 from wsgi_router.schema.fields import Fields
 from wsgi_router.workers.roles import BOOTSTRAP_PORT, Part, Role
@@ -48,7 +48,7 @@ def parse_new_worker(body: bytes) -> NewWorker:
     value = decode_object(body)
     request = NEW_WORKER.convert(value)
     try:
-        request.url = settings.worker_url(request.url)
+        request.url = setting_casts.worker_url(request.url)
     except ValueError as error:
         raise bad("url", f"'url': {error}.") from None
     if request.role and request.worker_type and request.role != request.worker_type:

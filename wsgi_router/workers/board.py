@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from wsgi_router.settings import MOST_WORKERS, SettingsError
+from wsgi_router.setting_casts import MOST_WORKERS
+from wsgi_router.settings import SettingsError
 
 ROWS: Final = 128
 """Of 64 processes: while a reload goes on there are the old ones and the new ones."""

@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
-from wsgi_router.settings import MOST_WORKERS, Settings, SettingsError, worker_url
+from wsgi_router.setting_casts import MOST_WORKERS, worker_url
+from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role
 

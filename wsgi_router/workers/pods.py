@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from wsgi_router import runtime
-from wsgi_router.settings import Settings, SettingsError, worker_url
+from wsgi_router.setting_casts import worker_url
+from wsgi_router.settings import Settings, SettingsError
 
 _LOG = logging.getLogger(__name__)
 
