@@ -184,6 +184,8 @@ class Router(Process):
             "WSGI_ROUTER_TOKENIZER_PATH": str(tokenizer),
             "WSGI_ROUTER_BIND": f"127.0.0.1:{self.port}",
             "WEB_CONCURRENCY": str(processes),
+            # Tests make workers fail on purpose, more often than a breaker would bear.
+            "WSGI_ROUTER_BREAKER_FAILURES": "10000",
             **{f"WSGI_ROUTER_{name.upper()}": value for name, value in settings.items()},
         }
         super().__init__([*gunicorn_command(), "-c", "gunicorn.conf.py", *flags], environment)
