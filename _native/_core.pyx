@@ -335,6 +335,7 @@ cdef class Prompt:
             raise failure(&err)
 
 
+@cython.no_gc_clear  # __dealloc__ writes to the table's memory
 cdef class Follower:
     cdef WrFollower *handle
     cdef PrefixTable table

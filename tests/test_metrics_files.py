@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -93,3 +96,28 @@ def test_a_reader_waits_for_counts_on_their_way(tmp_path: Path) -> None:
         assert not entered.wait(0.1)
     reader.join(30)
     assert entered.is_set()
+
+
+def test_a_folder_that_is_gone_harms_no_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wsgi_router import gunicorn_conf
+
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "gone"))
+    log = logging.getLogger("test")
+    gunicorn_conf.child_exit(SimpleNamespace(log=log), SimpleNamespace(pid=os.getpid()))
+
+
+def test_no_room_for_the_counts_is_an_error(
+    tmp_path: Path, dead: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = counted(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="no room"):
+            metrics_files.retire(tmp_path, dead[0])
+    assert counted(tmp_path) == before
+    metrics_files.retire(tmp_path, dead[1])
+    assert counted(tmp_path) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 import mmap
 import multiprocessing
@@ -16,6 +18,7 @@ from tests.support import tiny
 from wsgi_router import native
 from wsgi_router._core import PREFIX_BLOCK, PrefixTable, Prompt
 from wsgi_router.pb import common_pb2 as pb
+from wsgi_router.settings import Settings, SettingsError
 
 COLUMNS = (0, 3, 511)
 BLOCK = PREFIX_BLOCK
@@ -200,3 +203,16 @@ def test_memory_without_room_is_refused(tokenizer: native.Tokenizer) -> None:
         PrefixTable(shared_memory()).clear(512)
     with pytest.raises(native.NativeError):
         PrefixTable(shared_memory()).follow(0).apply(b"\xff")
+
+
+def test_a_table_that_cannot_be_had_leaves_the_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = Settings(policy="cache_aware", cache_index_mib=1)
+    table = native.prefix_table(wanted)
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(SettingsError, match="CACHE_INDEX_MIB: 2 MiB cannot be had"):
+        native.prefix_table(dataclasses.replace(wanted, cache_index_mib=2))
+    assert native.prefix_table(wanted) is table

@@ -256,3 +256,10 @@ def test_what_discovers_workers() -> None:
     for bad in ("http://a.test:1", "a.test", "a.test:1,a.test:1"):
         with pytest.raises(settings.SettingsError, match="WSGI_ROUTER_WORKERS_DNS"):
             settings.load({"WSGI_ROUTER_WORKERS_DNS": bad})
+
+
+def test_tokenizers_are_those_of_served_names() -> None:
+    given = {"WSGI_ROUTER_MODEL": "served", "WSGI_ROUTER_TOKENIZERS": "own=/tmp"}
+    with pytest.raises(settings.SettingsError, match="TOKENIZERS"):
+        settings.load(given)
+    settings.load({**given, "WSGI_ROUTER_TOKENIZERS": "served=/tmp"})

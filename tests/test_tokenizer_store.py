@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from tests.support.processes import ROOT
 from wsgi_router import tokenizer_store
-from wsgi_router.tokenizer_store import Store, UnusableZipError, unpack
+from wsgi_router.settings import SettingsError
+from wsgi_router.tokenizer_store import Store, UnusableZipError, check, unpack
 from wsgi_router.workers.board import Board
 
 FILES = {"tokenizer.json": b"{}" * 1000, "additional_chat_templates/rag.jinja": b"x"}
@@ -248,3 +249,12 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
         Store(Board(tmp_path), str(tmp_path / "file")).keep("m", "grpc://w:1", FILES)
+
+
+def test_a_cache_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:
+    check("")
+    check(str(tmp_path / "deep" / "cache"))
+    assert (tmp_path / "deep" / "cache").is_dir()
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(SettingsError, match="TOKENIZER_CACHE"):
+        check(str(tmp_path / "file" / "cache"))

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.processes import wait_until
 from tests.support.transport import FakeTransport
-from wsgi_router import observability
+from wsgi_router import observability, runtime
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers import board, health
@@ -290,3 +290,39 @@ def test_what_a_process_learns_after_it_has_led_is_dropped(server: MakeServer) -
     wait_until(lambda: A in asks.infos and asks.infos[A] is DOWN)
     wait_until(lambda: not pool._prober.under_way)
     assert up(pool) == [A]
+
+
+def test_too_many_calls_are_no_sign_of_death(server: MakeServer) -> None:
+    made = server()
+    pool, transport = made.start()
+    wait_until(lambda: up(pool) == [A, B])
+    asked = len(transport.probes)
+    transport.infos[A] = RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
+    wait_until(lambda: len(transport.probes) > asked + 3)
+    assert up(pool) == [A, B]
+
+
+def test_a_new_process_has_heard_of_nobody(server: MakeServer) -> None:
+    made = server()
+    first, _ = made.start()
+    wait_until(lambda: up(first) == [A, B])
+    heard = [worker.record.heard for worker in first.workers]
+    second, _ = made.start()
+    assert [worker.heard for worker in second.workers] == [0.0, 0.0]
+    assert [worker.record.heard for worker in second.workers] >= heard
+
+
+def test_what_breaks_once_is_done_again(server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken: list[object] = []
+    spawn = runtime.spawn
+
+    def sometimes(function: Any, *args: Any) -> object:
+        if getattr(function, "__name__", "") == "_probe" and len(broken) < 3:
+            broken.append(function)
+            raise RuntimeError("can't start new thread")
+        return spawn(function, *args)
+
+    monkeypatch.setattr(runtime, "spawn", sometimes)
+    pool, _ = server().start()
+    wait_until(lambda: up(pool) == [A, B])
+    assert len(broken) == 3

@@ -83,11 +83,12 @@ def _share(fresh: settings.Settings) -> None:
     from wsgi_router.workers import board, membership, pods
 
     pods.check(fresh)
+    tokenizer_store.check(fresh.tokenizer_cache)
     tokenizers, credentials = native.read_tokenizers(fresh), tls.read(fresh)
     changes = membership.read(fresh)
+    native.share_prefix_table(fresh)
     membership.share(board.current(), changes)
     native.share_tokenizers(fresh, tokenizers)
-    native.share_prefix_table(fresh)
     tokenizer_store.forget(board.current())
     tls.share(fresh, credentials)
     settings.keep(fresh)
@@ -198,7 +199,7 @@ def worker_exit(server: Any, worker: Any) -> None:
         serving.close()
 
 
-def child_exit(_server: Any, worker: Any) -> None:
+def child_exit(server: Any, worker: Any) -> None:
     """Runs in the master: what a dead process had in flight is no more."""
     from wsgi_router import metrics_files, peers
     from wsgi_router.workers import board, health
@@ -207,7 +208,10 @@ def child_exit(_server: Any, worker: Any) -> None:
     health.of(board.current()).free_row(row)
     peers.current().clear(row)
     board.current().free_row(row)
-    metrics_files.retire(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker.pid)
+    try:
+        metrics_files.retire(Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]), worker.pid)
+    except Exception as error:  # which would end the master, and every stream with it
+        server.log.warning("wsgi-router: the counts of process %d stay where they are: %s", worker.pid, error)
 
 
 def on_exit(_server: Any) -> None:

@@ -26,6 +26,10 @@ _LOCK: Final = "lock"
 _TRIES: Final = 200
 _PAUSE_SECONDS: Final = 0.005
 
+_ROOM: Final = 1 << 16
+_ENTRY_BYTES: Final = 32
+"""Of an entry, besides its key, at most."""
+
 _waiting: set[int] = set()
 """Dead processes whose files are still their own. In the master."""
 
@@ -108,8 +112,18 @@ def _write(file: Path, values: dict[str, float]) -> None:
 
     fresh = file.with_suffix(".new")
     fresh.unlink(missing_ok=True)
+    _make_room(fresh, values)
     written = MmapedDict(str(fresh))  # type: ignore[no-untyped-call]
     for key, value in values.items():
         written.write_value(key, value, 0.0)  # type: ignore[no-untyped-call]
     written.close()  # type: ignore[no-untyped-call]
     fresh.replace(file)
+
+
+def _make_room(file: Path, values: dict[str, float]) -> None:
+    """Raises OSError on a full disk, where writing to the mapping would be a SIGBUS."""
+    size = _ROOM
+    while size < sum(len(key.encode()) + _ENTRY_BYTES for key in values) + _ENTRY_BYTES:
+        size *= 2
+    with file.open("wb") as opened:
+        os.posix_fallocate(opened.fileno(), 0, size)

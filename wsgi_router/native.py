@@ -167,15 +167,22 @@ def share_prefix_table(settings: Settings) -> None:
 
 
 def prefix_table(settings: Settings) -> PrefixTable:
-    """What is known of the workers' KV caches: the server's, if it has made one, else this process's own."""
+    """What is known of the workers' KV caches: the server's, if it has made one, else this process's own.
+
+    Raises SettingsError if there is no memory for it.
+    """
     size = settings.cache_index_mib << 20
     if (table := _prefixes.get(size)) is not None:
         return table
     with _making:
         if size not in _prefixes:
-            _prefixes.clear()
-            memory = mmap.mmap(-1, size)  # takes room only as it is filled
+            try:
+                memory = mmap.mmap(-1, size)  # takes room only as it is filled
+            except OSError as error:
+                reason = f"{settings.cache_index_mib} MiB cannot be had: {error.strerror}"
+                raise SettingsError(f"CACHE_INDEX_MIB: {reason}") from None
             memory[:_SEED_BYTES] = os.urandom(_SEED_BYTES)
+            _prefixes.clear()
             _prefixes[size] = PrefixTable(memory)
         return _prefixes[size]
 

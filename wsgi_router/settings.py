@@ -443,6 +443,10 @@ def _check_together(settings: Settings) -> None:
     keys = {key for key, _ in settings.key_priorities}
     if not keys <= set(settings.api_keys):
         raise SettingsError(f"{PREFIX}KEY_PRIORITIES names a key that is not in {PREFIX}API_KEYS")
+    if settings.model and {name for name, _ in settings.tokenizers} - {settings.model}:
+        raise SettingsError(
+            f"{PREFIX}TOKENIZERS names another model than {PREFIX}MODEL, as which all are served"
+        )
     if (settings.shed_waiting_requests or settings.shed_token_usage) and not settings.loads_interval:
         raise SettingsError(
             f"{PREFIX}SHED_… needs {PREFIX}LOADS_INTERVAL: else no worker is asked for its load"

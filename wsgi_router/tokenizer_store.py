@@ -25,6 +25,7 @@ from typing import Final
 
 import msgspec
 
+from wsgi_router.settings import SettingsError
 from wsgi_router.workers.board import Board
 
 MOST_PACKED: Final = 128 << 20
@@ -123,6 +124,18 @@ def digests(files: Files) -> dict[str, str]:
 def _folder_name(of_files: Mapping[str, str]) -> str:
     lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(of_files.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def check(cache: str) -> None:
+    """Makes the folder of TOKENIZER_CACHE, if one is named. Raises SettingsError."""
+    if not cache:
+        return
+    try:
+        Path(cache).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache):
+            pass
+    except OSError as error:
+        raise SettingsError(f"TOKENIZER_CACHE: {cache} cannot be written: {error.strerror}") from None
 
 
 class Store:

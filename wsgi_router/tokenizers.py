@@ -137,14 +137,24 @@ class Tokenizers:
 
     def _look_after(self) -> None:
         while not self._closed:
-            now = time.monotonic()
-            self._drop_unserved()
-            for model in self._missing():
-                if self._due.get(model, 0.0) <= now and model not in self._getting:
-                    self._getting.add(model)
-                    runtime.spawn(self._get, model)
-            self._begin_to_compare()
+            try:
+                self._look()
+            except Exception:
+                _LOG.exception("looking after the tokenizers failed")
             self._wakeup.wait(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        self._drop_unserved()
+        for model in self._missing():
+            if self._due.get(model, 0.0) <= now and model not in self._getting:
+                self._getting.add(model)
+                try:
+                    runtime.spawn(self._get, model)
+                except BaseException:  # no thread is to be had
+                    self._getting.discard(model)
+                    raise
+        self._begin_to_compare()
 
     def _drop_unserved(self) -> None:
         """A model that has no workers any more needs no memory; should it come back, the files are there."""

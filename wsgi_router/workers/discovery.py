@@ -116,9 +116,12 @@ class Discovery:
         wakeup = self._wakeups[source.name]
         while not self._closed:
             pause = _LOOK_SECONDS
-            if self._board.leads():
-                pause = source.pause
-                self._turn(source)
+            try:
+                if self._board.leads():
+                    pause = source.pause
+                    self._turn(source)
+            except Exception:
+                _LOG.exception("asking %s for workers failed", source.name)
             wakeup.wait(pause)
 
     def _turn(self, source: Source) -> None:

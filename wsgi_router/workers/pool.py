@@ -290,19 +290,28 @@ class WorkerPool:
 
     def _look_after(self) -> None:
         while not self._closed:
-            self.catch_up()
-            self._let_leave()
             pause = _LOOK_SECONDS
-            if self._board.leads():
-                pause = min(pause, self._prober.look(self.workers))
-                self._tell_half_open()
-            for worker in self.workers:
-                worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
-            self._take_cards(self.workers)
-            asked = all(worker.record.asked for worker in self.workers)
-            if asked or (any(worker.available() for worker in self.workers) and self.usable()):
-                self._told.set()
-            self._wakeup.wait(pause if asked else min(pause, _QUICK_SECONDS))
+            try:
+                pause = self._look()
+            except Exception:  # the next time may go well, and nobody else would look
+                _LOG.exception("looking after the workers failed")
+            self._wakeup.wait(pause)
+
+    def _look(self) -> float:
+        """Returns the seconds until it is to be done again."""
+        self.catch_up()
+        self._let_leave()
+        pause = _LOOK_SECONDS
+        if self._board.leads():
+            pause = min(pause, self._prober.look(self.workers))
+            self._tell_half_open()
+        for worker in self.workers:
+            worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
+        self._take_cards(self.workers)
+        asked = all(worker.record.asked for worker in self.workers)
+        if asked or (any(worker.available() for worker in self.workers) and self.usable()):
+            self._told.set()
+        return pause if asked else min(pause, _QUICK_SECONDS)
 
     def _wake(self) -> None:
         self._wakeup.set()

@@ -74,9 +74,16 @@ class Prober:
             if due > now:
                 pause = min(pause, due - now)
             else:
-                self.under_way.add(worker)
-                runtime.spawn(self._probe, worker)
+                self._begin(worker)
         return pause
+
+    def _begin(self, worker: Worker) -> None:
+        self.under_way.add(worker)
+        try:
+            runtime.spawn(self._probe, worker)
+        except BaseException:  # no thread is to be had
+            self.under_way.discard(worker)
+            raise
 
     def forget(self, worker: Worker) -> None:
         """The worker is served no more."""
@@ -144,7 +151,10 @@ class Prober:
 
     def _failed(self, worker: Worker, error: Exception, asked: float) -> None:
         self._due[worker] = time.monotonic() + self._interval
-        late = isinstance(error, RpcFailure) and error.code == "DEADLINE_EXCEEDED"
+        code = error.code if isinstance(error, RpcFailure) else ""
+        if code == "RESOURCE_EXHAUSTED":
+            return  # too much to do, here or there, says nothing of whether it lives
+        late = code == "DEADLINE_EXCEEDED"
         if late and self.heard(worker) > asked:
             return  # its streams flow
         if isinstance(error, _EngineLateError):

@@ -80,7 +80,7 @@ class Worker:
         self.card_number = 0
         """The record's, when `card` was taken from there."""
         self._load, self.record = (health or Health(Board())).record(url, limits, taken)
-        self.heard = time.monotonic()
+        self.heard = 0.0
         """When it last answered, or a stream of its gave a message, in this process; by time.monotonic."""
         self.proved = 0.0
         """When a request began to be answered, or was answered well, in this process; by time.monotonic."""
