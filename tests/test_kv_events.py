@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,12 @@ from tests.support import modes, tiny
 from tests.support.flow import Flow
 from tests.support.processes import Worker, wait_until
 from tests.support.scheduler import generate_request
-from wsgi_router import native, runtime
+from wsgi_router import kv_events, native, runtime
 from wsgi_router.kv_events import KvEvents, Subscription, forget
 from wsgi_router.pb import common_pb2 as pb
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker as Known
 
 IDS = [*range(100)]
 PATIENCE = 30
@@ -138,40 +140,75 @@ class ScriptedStream:
         pass
 
 
-def batch(number: int, first: int) -> bytes:
-    message = pb.KvEventBatch(sequence_number=number)
+class Alone:
+    """A subscription to one scripted worker, whose attempts follow each other fast."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[bytes | RpcFailure]) -> None:
+        for pause in ("_AGAIN_SECONDS", "_REFUSED_SECONDS"):
+            monkeypatch.setattr(kv_events, pause, 0.05)
+        self.transport = Scripted(*answers)
+        self.worker = Known("grpc://127.0.0.1:1")
+        self.worker.note(Event.PROBE_OK)
+        self.table = native.PrefixTable(bytearray(1 << 20))
+        self.subscription = Subscription(self.worker, self.transport, self.table)  # type: ignore[arg-type]
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer = native.Tokenizer(str(tiny.write(Path(folder))))
+        runtime.spawn(self.subscription.run)
+
+    def prompt(self, first: int) -> Any:
+        """A prompt of the one block in `batch`."""
+        body = json.dumps({"input_ids": [first] * 16}).encode()
+        return self.table.prompt(self.tokenizer.prepare(body))
+
+    def there(self) -> list[int]:
+        return [first for first in range(10) if self.prompt(first).known([0])[0][0]]
+
+    def wait_for(self, state: str) -> None:
+        wait_until(
+            lambda: not self.transport.answers and self.subscription.state == state,
+            PATIENCE,
+            f"{state}: {self.subscription}",
+        )
+
+
+def batch(number: int, first: int, rank: int = 0) -> bytes:
+    message = pb.KvEventBatch(sequence_number=number, dp_rank=rank)
     message.events.add().stored.blocks.add(block_hash=first, token_ids=[first] * 16, block_size=16)
     return message.SerializeToString()
 
 
-def test_what_was_missed_is_asked_for() -> None:
-    from wsgi_router.workers.worker import Worker as Known
-
+def test_what_was_missed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     late = RpcFailure("OUT_OF_RANGE")
-    transport = Scripted(
+    alone = Alone(
+        monkeypatch,
         [batch(1, 1), batch(2, 2), batch(4, 4)],  # 3 was lost: all anew
         [late],
         [batch(3, 3), RpcFailure("UNAVAILABLE")],  # the worker has forgotten the first ones
         [late],
         [late],
-        [batch(9, 9), b"\xff"],  # and the next ones
+        [batch(9, 9), RpcFailure("UNAVAILABLE")],  # and the next ones
     )
-    known = Known("grpc://127.0.0.1:1")
-    known.note(Event.PROBE_OK)
-    memory = bytearray(1 << 20)
-    table = native.PrefixTable(memory)
-    subscription = Subscription(known, transport, table)  # type: ignore[arg-type]
-    runtime.spawn(subscription.run)
-    wait_until(lambda: not transport.answers, PATIENCE, "all asked for")
-    wait_until(lambda: subscription.state == "refused", PATIENCE, "garbage refused")
-    assert transport.starts == [1, 1, 3, 1, 4, 0]
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = native.Tokenizer(str(tiny.write(Path(folder))))
-    there = [
-        first
-        for first in range(10)
-        if table.prompt(tokenizer.prepare(json.dumps({"input_ids": [first] * 16}).encode())).known([0])[0][0]
-    ]
-    assert there == [1, 2, 3, 9]
-    assert not table.is_fed(0)
-    subscription.close()
+    alone.wait_for("none")
+    assert alone.transport.starts[:6] == [1, 1, 3, 1, 4, 0]
+    assert alone.there() == [1, 2, 3, 9]
+    assert not alone.table.is_fed(0)
+    alone.subscription.close()
+
+
+@pytest.mark.parametrize("refused", [batch(2, 2, rank=1), b"\xff"])
+def test_what_is_refused_is_not_asked_for_again_in_this_life(
+    monkeypatch: pytest.MonkeyPatch, refused: bytes
+) -> None:
+    alone = Alone(monkeypatch, [batch(1, 1), refused])
+    alone.wait_for("refused")
+    wait_until(lambda: not alone.there(), PATIENCE, "forgotten")
+    alone.prompt(7).note(0)
+    alone.transport.answers = [[batch(1, 1), refused]]
+    time.sleep(0.5)  # some pauses
+    assert (alone.transport.starts, alone.there(), alone.table.is_fed(0)) == ([1], [7], False)
+    alone.transport.answers = [[batch(1, 5), RpcFailure("UNAVAILABLE")]]
+    for event in (Event.PROBE_FAILED, Event.PROBE_FAILED, Event.PROBE_FAILED, Event.PROBE_OK):
+        alone.worker.note(event)
+    alone.wait_for("none")
+    assert alone.there() == [5]
+    alone.subscription.close()

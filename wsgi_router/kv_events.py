@@ -102,6 +102,8 @@ class Subscription:
         self._follower: native.Follower | None = None
         self._sequence = 0
         self._stream: MessageStream | None = None
+        self._refused_life: int | None = None
+        """The worker's life in which what it sent was refused."""
         self._closed = False
         self._wakeup = runtime.wakeup()
         self.state = "new"
@@ -109,7 +111,7 @@ class Subscription:
     def run(self) -> None:
         """Subscribes again and again."""
         while not self._closed:
-            self._wakeup.wait(self._subscribe() if self._worker.usable() else _AGAIN_SECONDS)
+            self._wakeup.wait(self._subscribe() if self._may_subscribe() else _AGAIN_SECONDS)
         self._give_up()
 
     def close(self) -> None:
@@ -119,8 +121,12 @@ class Subscription:
         if self._stream is not None:
             self._stream.close()
 
+    def _may_subscribe(self) -> bool:
+        return self._worker.usable() and self._worker.record.life != self._refused_life
+
     def _subscribe(self) -> float:
         """Follows the events until they end; returns the seconds until the next attempt."""
+        life = self._worker.record.life
         try:
             self._follow()
         except RpcFailure as failure:
@@ -128,12 +134,22 @@ class Subscription:
                 self._note("lost", failure)
                 return _AGAIN_SECONDS
             self._note("none", failure)
+        except native.NativeError as error:
+            self._note("refused", error)
+            self._refuse(life)
+            return _AGAIN_SECONDS
         except Exception as error:  # what a worker sends must not end this for good
             self._note("refused", error)
         else:
             return _AGAIN_SECONDS
         self._give_up()
         return _REFUSED_SECONDS
+
+    def _refuse(self, life: int) -> None:
+        """It would send the same again, and each time what is known of it would be lost."""
+        self._refused_life = life
+        self._give_up()
+        self._table.clear(self._worker.column)
 
     def _give_up(self) -> None:
         """The worker goes by what it is sent from now on."""
