@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,10 @@ def test_a_worker_without_events_goes_by_what_was_sent_until_it_was_down() -> No
             followed.close()
 
 
+STAY = b""
+"""The worker goes on without an event."""
+
+
 class Scripted:
     """A transport that answers each subscription as told, by the number of its first batch."""
 
@@ -129,15 +134,19 @@ class Scripted:
 class ScriptedStream:
     def __init__(self, items: list[bytes | RpcFailure]) -> None:
         self.items = items
+        self.closed = threading.Event()
 
     def __iter__(self) -> Any:
         for item in self.items:
             if isinstance(item, RpcFailure):
                 raise item
-            yield item
+            if item is STAY:
+                self.closed.wait()
+            else:
+                yield item
 
     def close(self) -> None:
-        pass
+        self.closed.set()
 
 
 class Alone:
@@ -179,19 +188,56 @@ def batch(number: int, first: int, rank: int = 0) -> bytes:
 
 def test_what_was_missed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     late = RpcFailure("OUT_OF_RANGE")
+    lost = RpcFailure("UNAVAILABLE")
     alone = Alone(
         monkeypatch,
-        [batch(1, 1), batch(2, 2), batch(4, 4)],  # 3 was lost: all anew
+        [batch(1, 1), batch(2, 2), batch(4, 4)],  # 3 was lost
+        [batch(3, 3), lost],
+        [late],  # the worker has forgotten the first ones
+        [batch(4, 4), lost],
         [late],
-        [batch(3, 3), RpcFailure("UNAVAILABLE")],  # the worker has forgotten the first ones
         [late],
-        [late],
-        [batch(9, 9), RpcFailure("UNAVAILABLE")],  # and the next ones
+        [batch(9, 9), lost],  # and the next ones
     )
     alone.wait_for("none")
-    assert alone.transport.starts[:6] == [1, 1, 3, 1, 4, 0]
-    assert alone.there() == [1, 2, 3, 9]
+    assert alone.transport.starts[:7] == [1, 3, 1, 4, 1, 5, 0]
+    assert alone.there() == [1, 2, 3, 4, 9]
     assert not alone.table.is_fed(0)
+    alone.subscription.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "starts", "there"),
+    [
+        ([[batch(1, 1), batch(2, 2), batch(4, 4)], [batch(4, 4)]], [1, 3, 0], [1, 2, 9]),
+        ([[batch(1, 1), batch(3, 3)], [RpcFailure("OUT_OF_RANGE")]], [1, 2, 0], [1, 9]),
+        (
+            [[batch(1, 1), batch(3, 3)], [batch(2, 2), batch(4, 4)], [batch(5, 5)]],
+            [1, 2, 3, 0],
+            [1, 2, 9],
+        ),
+    ],
+)
+def test_a_hole_in_what_a_worker_tells_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[list[bytes | RpcFailure]],
+    starts: list[int],
+    there: list[int],
+) -> None:
+    alone = Alone(monkeypatch, *answers, [batch(8, 9), STAY])
+    alone.wait_for("followed from now on")
+    wait_until(lambda: alone.there() == there, PATIENCE, "followed")
+    time.sleep(0.5)  # some pauses
+    assert alone.transport.starts == starts
+    alone.subscription.close()
+
+
+def test_events_that_come_twice_lead_to_no_second_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [batch(1, 1), batch(2, 2), batch(2, 2), batch(3, 3)]
+    alone = Alone(monkeypatch, [*twice, STAY], [batch(3, 3), STAY])
+    wait_until(lambda: alone.there() == [1, 2, 3], PATIENCE, "followed")
+    time.sleep(0.5)  # some pauses
+    assert alone.transport.starts in ([1], [1, 3])
     alone.subscription.close()
 
 

@@ -2,7 +2,8 @@
 
 A subscription asks for everything from the worker's first event on, so that what is known is whole. A worker
 that has forgotten its first events (OUT_OF_RANGE) is asked for those after the last one seen, or else for new
-ones. Where not all is known, or a worker has no events, what was sent there counts too.
+ones; so is one whose events have a hole, which may be there whenever it tells them. Where not all is known,
+or a worker has no events, what was sent there counts too.
 """
 
 from __future__ import annotations
@@ -101,6 +102,8 @@ class Subscription:
         self._table = table
         self._follower: native.Follower | None = None
         self._sequence = 0
+        self._lacking = False
+        """Events after those of `_sequence` were not taken in, though the worker has not been lost."""
         self._stream: MessageStream | None = None
         self._refused_life: int | None = None
         """The worker's life in which what it sent was refused."""
@@ -163,18 +166,24 @@ class Subscription:
         self.state = state
 
     def _follow(self) -> None:
+        if not self._lacking and self._is_there(1):
+            return
+        last = self._sequence
+        if self._follower is not None and last and self._is_there(last + 1):
+            if not self._lacking or self._sequence > last:
+                return
+            _LOG.info("KV events of worker %s: those after %d are not to be had", self._worker.url, last)
+        self._read(0)
+
+    def _is_there(self, start: int) -> bool:
+        """`_read`, False if the worker has forgotten that batch."""
         try:
-            return self._read(1)
+            self._read(start)
         except RpcFailure as failure:
             if failure.code != "OUT_OF_RANGE":
                 raise
-        if self._follower is not None and self._sequence:
-            try:
-                return self._read(self._sequence + 1)
-            except RpcFailure as failure:
-                if failure.code != "OUT_OF_RANGE":
-                    raise
-        self._read(0)
+            return False
+        return True
 
     def _read(self, start: int) -> None:
         """Takes in batches from `start` on, until they end, or one is missing."""
@@ -184,6 +193,7 @@ class Subscription:
         if self._closed:
             stream.close()
         follower = self._follower if start > 1 else None
+        self._lacking = False
         try:
             for count, message in enumerate(stream, 1):
                 if follower is None:
@@ -191,6 +201,7 @@ class Subscription:
                 self._sequence, whole, gap = follower.apply(message)
                 self._note_following(whole)
                 if gap:
+                    self._lacking = True
                     _LOG.info("KV events of worker %s: some are missing", self._worker.url)
                     break
                 if count % _BURST == 0:
