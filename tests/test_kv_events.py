@@ -232,6 +232,15 @@ def test_a_hole_in_what_a_worker_tells_is_left_behind(
     alone.subscription.close()
 
 
+def test_events_that_came_too_fast_are_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RpcFailure("RESOURCE_EXHAUSTED")
+    alone = Alone(monkeypatch, [batch(1, 1), batch(2, 2), full], [batch(3, 3), full], [batch(4, 4), STAY])
+    wait_until(lambda: alone.there() == [1, 2, 3, 4], PATIENCE, "followed")
+    assert alone.transport.starts == [1, 3, 4]
+    assert alone.table.is_fed(0)
+    alone.subscription.close()
+
+
 def test_events_that_come_twice_lead_to_no_second_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     twice = [batch(1, 1), batch(2, 2), batch(2, 2), batch(3, 3)]
     alone = Alone(monkeypatch, [*twice, STAY], [batch(3, 3), STAY])
@@ -247,7 +256,7 @@ def test_what_is_refused_is_not_asked_for_again_in_this_life(
 ) -> None:
     alone = Alone(monkeypatch, [batch(1, 1), refused])
     alone.wait_for("refused")
-    wait_until(lambda: not alone.there(), PATIENCE, "forgotten")
+    assert alone.there() == []
     alone.prompt(7).note(0)
     alone.transport.answers = [[batch(1, 1), refused]]
     time.sleep(0.5)  # some pauses

@@ -138,8 +138,8 @@ class Subscription:
                 return _AGAIN_SECONDS
             self._note("none", failure)
         except native.NativeError as error:
-            self._note("refused", error)
             self._refuse(life)
+            self._note("refused", error)
             return _AGAIN_SECONDS
         except Exception as error:  # what a worker sends must not end this for good
             self._note("refused", error)
@@ -194,6 +194,7 @@ class Subscription:
             stream.close()
         follower = self._follower if start > 1 else None
         self._lacking = False
+        count = 0
         try:
             for count, message in enumerate(stream, 1):
                 if follower is None:
@@ -206,6 +207,10 @@ class Subscription:
                     break
                 if count % _BURST == 0:
                     runtime.breathe()
+        except RpcFailure as failure:
+            if failure.code != "RESOURCE_EXHAUSTED" or not count:
+                raise
+            self._lacking = True  # it came faster than it was taken in
         finally:
             stream.close()
 
