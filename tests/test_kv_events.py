@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from tests.support import modes, tiny
 from tests.support.flow import Flow
 from tests.support.processes import Worker, wait_until
 from tests.support.scheduler import generate_request
-from wsgi_router import native, runtime
+from wsgi_router import kv_events, native, runtime
 from wsgi_router.kv_events import KvEvents, Subscription, forget
 from wsgi_router.pb import common_pb2 as pb
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker as Known
 
 IDS = [*range(100)]
 PATIENCE = 30
@@ -111,6 +114,10 @@ def test_a_worker_without_events_goes_by_what_was_sent_until_it_was_down() -> No
             followed.close()
 
 
+STAY = b""
+"""The worker goes on without an event."""
+
+
 class Scripted:
     """A transport that answers each subscription as told, by the number of its first batch."""
 
@@ -127,51 +134,136 @@ class Scripted:
 class ScriptedStream:
     def __init__(self, items: list[bytes | RpcFailure]) -> None:
         self.items = items
+        self.closed = threading.Event()
 
     def __iter__(self) -> Any:
         for item in self.items:
             if isinstance(item, RpcFailure):
                 raise item
-            yield item
+            if item is STAY:
+                self.closed.wait()
+            else:
+                yield item
 
     def close(self) -> None:
-        pass
+        self.closed.set()
 
 
-def batch(number: int, first: int) -> bytes:
-    message = pb.KvEventBatch(sequence_number=number)
+class Alone:
+    """A subscription to one scripted worker, whose attempts follow each other fast."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[bytes | RpcFailure]) -> None:
+        for pause in ("_AGAIN_SECONDS", "_REFUSED_SECONDS"):
+            monkeypatch.setattr(kv_events, pause, 0.05)
+        self.transport = Scripted(*answers)
+        self.worker = Known("grpc://127.0.0.1:1")
+        self.worker.note(Event.PROBE_OK)
+        self.table = native.PrefixTable(bytearray(1 << 20))
+        self.subscription = Subscription(self.worker, self.transport, self.table)  # type: ignore[arg-type]
+        with tempfile.TemporaryDirectory() as folder:
+            self.tokenizer = native.Tokenizer(str(tiny.write(Path(folder))))
+        runtime.spawn(self.subscription.run)
+
+    def prompt(self, first: int) -> Any:
+        """A prompt of the one block in `batch`."""
+        body = json.dumps({"input_ids": [first] * 16}).encode()
+        return self.table.prompt(self.tokenizer.prepare(body))
+
+    def there(self) -> list[int]:
+        return [first for first in range(10) if self.prompt(first).known([0])[0][0]]
+
+    def wait_for(self, state: str) -> None:
+        wait_until(
+            lambda: not self.transport.answers and self.subscription.state == state,
+            PATIENCE,
+            f"{state}: {self.subscription}",
+        )
+
+
+def batch(number: int, first: int, rank: int = 0) -> bytes:
+    message = pb.KvEventBatch(sequence_number=number, dp_rank=rank)
     message.events.add().stored.blocks.add(block_hash=first, token_ids=[first] * 16, block_size=16)
     return message.SerializeToString()
 
 
-def test_what_was_missed_is_asked_for() -> None:
-    from wsgi_router.workers.worker import Worker as Known
-
+def test_what_was_missed_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     late = RpcFailure("OUT_OF_RANGE")
-    transport = Scripted(
-        [batch(1, 1), batch(2, 2), batch(4, 4)],  # 3 was lost: all anew
+    lost = RpcFailure("UNAVAILABLE")
+    alone = Alone(
+        monkeypatch,
+        [batch(1, 1), batch(2, 2), batch(4, 4)],  # 3 was lost
+        [batch(3, 3), lost],
+        [late],  # the worker has forgotten the first ones
+        [batch(4, 4), lost],
         [late],
-        [batch(3, 3), RpcFailure("UNAVAILABLE")],  # the worker has forgotten the first ones
         [late],
-        [late],
-        [batch(9, 9), b"\xff"],  # and the next ones
+        [batch(9, 9), lost],  # and the next ones
     )
-    known = Known("grpc://127.0.0.1:1")
-    known.note(Event.PROBE_OK)
-    memory = bytearray(1 << 20)
-    table = native.PrefixTable(memory)
-    subscription = Subscription(known, transport, table)  # type: ignore[arg-type]
-    runtime.spawn(subscription.run)
-    wait_until(lambda: not transport.answers, PATIENCE, "all asked for")
-    wait_until(lambda: subscription.state == "refused", PATIENCE, "garbage refused")
-    assert transport.starts == [1, 1, 3, 1, 4, 0]
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = native.Tokenizer(str(tiny.write(Path(folder))))
-    there = [
-        first
-        for first in range(10)
-        if table.prompt(tokenizer.prepare(json.dumps({"input_ids": [first] * 16}).encode())).known([0])[0][0]
-    ]
-    assert there == [1, 2, 3, 9]
-    assert not table.is_fed(0)
-    subscription.close()
+    alone.wait_for("none")
+    assert alone.transport.starts[:7] == [1, 3, 1, 4, 1, 5, 0]
+    assert alone.there() == [1, 2, 3, 4, 9]
+    assert not alone.table.is_fed(0)
+    alone.subscription.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "starts", "there"),
+    [
+        ([[batch(1, 1), batch(2, 2), batch(4, 4)], [batch(4, 4)]], [1, 3, 0], [1, 2, 9]),
+        ([[batch(1, 1), batch(3, 3)], [RpcFailure("OUT_OF_RANGE")]], [1, 2, 0], [1, 9]),
+        (
+            [[batch(1, 1), batch(3, 3)], [batch(2, 2), batch(4, 4)], [batch(5, 5)]],
+            [1, 2, 3, 0],
+            [1, 2, 9],
+        ),
+    ],
+)
+def test_a_hole_in_what_a_worker_tells_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch,
+    answers: list[list[bytes | RpcFailure]],
+    starts: list[int],
+    there: list[int],
+) -> None:
+    alone = Alone(monkeypatch, *answers, [batch(8, 9), STAY])
+    alone.wait_for("followed from now on")
+    wait_until(lambda: alone.there() == there, PATIENCE, "followed")
+    time.sleep(0.5)  # some pauses
+    assert alone.transport.starts == starts
+    alone.subscription.close()
+
+
+def test_events_that_came_too_fast_are_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = RpcFailure("RESOURCE_EXHAUSTED")
+    alone = Alone(monkeypatch, [batch(1, 1), batch(2, 2), full], [batch(3, 3), full], [batch(4, 4), STAY])
+    wait_until(lambda: alone.there() == [1, 2, 3, 4], PATIENCE, "followed")
+    assert alone.transport.starts == [1, 3, 4]
+    assert alone.table.is_fed(0)
+    alone.subscription.close()
+
+
+def test_events_that_come_twice_lead_to_no_second_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    twice = [batch(1, 1), batch(2, 2), batch(2, 2), batch(3, 3)]
+    alone = Alone(monkeypatch, [*twice, STAY], [batch(3, 3), STAY])
+    wait_until(lambda: alone.there() == [1, 2, 3], PATIENCE, "followed")
+    time.sleep(0.5)  # some pauses
+    assert alone.transport.starts == [1]
+    alone.subscription.close()
+
+
+@pytest.mark.parametrize("refused", [batch(2, 2, rank=1), b"\xff"])
+def test_what_is_refused_is_not_asked_for_again_in_this_life(
+    monkeypatch: pytest.MonkeyPatch, refused: bytes
+) -> None:
+    alone = Alone(monkeypatch, [batch(1, 1), refused])
+    alone.wait_for("refused")
+    assert alone.there() == []
+    alone.prompt(7).note(0)
+    alone.transport.answers = [[batch(1, 1), refused]]
+    time.sleep(0.5)  # some pauses
+    assert (alone.transport.starts, alone.there(), alone.table.is_fed(0)) == ([1], [7], False)
+    alone.transport.answers = [[batch(1, 5), RpcFailure("UNAVAILABLE")]]
+    for event in (Event.PROBE_FAILED, Event.PROBE_FAILED, Event.PROBE_FAILED, Event.PROBE_OK):
+        alone.worker.note(event)
+    alone.wait_for("none")
+    assert alone.there() == [5]
+    alone.subscription.close()

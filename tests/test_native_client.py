@@ -22,10 +22,11 @@ from tests.support.hung_worker import HungWorkers
 from tests.support.modes import MODES, run
 from tests.support.processes import Worker as WorkerProcess
 from tests.support.processes import free_port, wait_until
+from wsgi_router import native_client
 from wsgi_router.native import live_handles
 from wsgi_router.native_client import NativeTransport
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.transport import Patience
+from wsgi_router.workers.transport import Patience, RpcFailure
 from wsgi_router.workers.worker import Worker
 
 both = pytest.mark.parametrize("mode", MODES)
@@ -200,3 +201,22 @@ def test_a_worker_that_hangs(mode: str, hung: HungWorkers) -> None:
 @both
 def test_many_at_once(mode: str, paced: WorkerProcess) -> None:
     run(mode, many_threads_scenario, paced.port)
+
+
+def test_messages_that_nobody_reads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Call:
+        closes = 0
+
+        def close(self) -> None:
+            self.closes += 1
+
+    monkeypatch.setattr(native_client, "_MOST_WAITING", 3)
+    call, stream = Call(), native_client._Messages()
+    stream.begin(call)  # type: ignore[arg-type]
+    for number in range(6):
+        stream.message(b"%d" % number)
+    messages = iter(stream)
+    assert [next(messages) for _ in range(3)] == [b"0", b"1", b"2"]
+    with pytest.raises(RpcFailure, match="RESOURCE_EXHAUSTED"):
+        next(messages)
+    assert call.closes == 1

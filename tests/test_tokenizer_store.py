@@ -48,7 +48,20 @@ def test_files_and_folders_are_unpacked() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["/etc/passwd", "../x", "a/../../x", "a//b", "./x", "a\\..\\x", "C:x", "x\n", "", "x" * 201, "a/./b"],
+    [
+        "/etc/passwd",
+        "../x",
+        "a/../../x",
+        "a//b",
+        "./x",
+        "a\\..\\x",
+        "C:x",
+        "x\n",
+        "",
+        "x" * 201,
+        "é" * 101,
+        "a/./b",
+    ],
 )
 def test_names_that_lead_elsewhere_are_refused(name: str) -> None:
     with pytest.raises(UnusableZipError, match="with the name"):
@@ -114,6 +127,12 @@ def test_one_name_twice_is_refused() -> None:
         unpack(data)
 
 
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b/c", "a")])
+def test_a_file_that_is_a_folder_too_is_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(UnusableZipError, match="is a file, too"):
+        unpack(zipped(*((name, b"x") for name in names)))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -154,7 +173,7 @@ with store.locked("m", 5) as record:
     assert record is None
     print("held", flush=True)
     sys.stdin.readline()
-    store.keep("m", "grpc://w:1", {"tokenizer.json": b"{}"})
+    store.keep(store.put("m", "grpc://w:1", {"tokenizer.json": b"{}"}))
 """
 
 
@@ -190,22 +209,22 @@ def test_what_is_kept_is_found_by_all_and_only_as_it_was(tmp_path: Path) -> None
     cache = tmp_path / "cache"
     first, second = Store(board, str(cache)), Store(board, str(cache))
     assert first.record("m") is None
-    made = first.keep("m", "grpc://w:1", FILES)
+    made = first.keep(first.put("m", "grpc://w:1", FILES))
     assert second.record("m") == made
     folder = second.folder(made)
     assert folder is not None
     assert folder.parent == cache
     assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")} == FILES
     assert [path.name for path in cache.iterdir()] == [made.folder]
-    assert second.keep("n", "grpc://w:2", FILES).folder == made.folder
+    assert second.keep(second.put("n", "grpc://w:2", FILES)).folder == made.folder
 
     (folder / "tokenizer.json").write_bytes(b"[]")
     assert first.folder(made) is None
-    first.keep("m", "grpc://w:1", FILES)
+    first.keep(first.put("m", "grpc://w:1", FILES))
     assert first.folder(made) == folder
     (folder / "chat_template.jinja").write_bytes(b"")
     assert first.folder(made) is None
-    first.keep("m", "grpc://w:1", FILES)
+    first.keep(first.put("m", "grpc://w:1", FILES))
     assert first.folder(made) == folder
     tokenizer_store.forget(board)
     assert first.record("m") is None
@@ -218,7 +237,8 @@ def test_many_keep_the_same_at_once(tmp_path: Path) -> None:
 
     def keep(number: int) -> None:
         try:
-            Store(board).keep("m", f"grpc://w:{number}", FILES)
+            store = Store(board)
+            store.keep(store.put("m", f"grpc://w:{number}", FILES))
         except Exception as error:
             failed.append(error)
 
@@ -237,7 +257,7 @@ def test_many_keep_the_same_at_once(tmp_path: Path) -> None:
 
 def test_without_a_server_the_folder_goes_with_the_store() -> None:
     store = Store(Board())
-    record = store.keep("m", "grpc://w:1", FILES)
+    record = store.keep(store.put("m", "grpc://w:1", FILES))
     folder = store.folder(record)
     assert folder is not None
     store.close()
@@ -248,7 +268,7 @@ def test_without_a_server_the_folder_goes_with_the_store() -> None:
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FileExistsError):
-        Store(Board(tmp_path), str(tmp_path / "file")).keep("m", "grpc://w:1", FILES)
+        Store(Board(tmp_path), str(tmp_path / "file")).put("m", "grpc://w:1", FILES)
 
 
 def test_a_cache_that_cannot_be_is_told_at_the_start(tmp_path: Path) -> None:

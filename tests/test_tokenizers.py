@@ -22,6 +22,7 @@ from wsgi_router.app import create_app, services
 from wsgi_router.pb import common_pb2
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
+from wsgi_router.tokenizer_store import Files, Record, Store
 from wsgi_router.worker_api.tokenizer_zip import zip_chunks, zip_tokenizer
 from wsgi_router.workers import board
 
@@ -155,6 +156,39 @@ def test_another_worker_of_the_model_is_asked(make: Callable[..., Models], tmp_p
     app.serve(FIRST, "a")  # no such method
     app.wait_ready("a")
     assert app.prompt("a").startswith("A")
+
+
+def test_a_tokenizer_that_cannot_be_opened_is_passed_over(
+    make: Callable[..., Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As is one that cannot be kept: the next worker is asked at once. What was kept may go bad, too."""
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "tokenizer.json").write_text("{}")
+    app = make(FIRST, SECOND, THIRD, health_interval=0.1, tokenizer_cache=str(tmp_path / "cache"))
+    put = Store.put
+
+    def put_or_fail(store: Store, model: str, worker: str, files: Files) -> Record:
+        if worker == SECOND:
+            raise OSError("no room")
+        return put(store, model, worker, files)
+
+    monkeypatch.setattr(Store, "put", put_or_fail)
+    a = pieces(folder_with(tmp_path / "a", "A"))
+    app.serve(THIRD, "a", a)
+    app.serve(SECOND, "a", a)
+    app.serve(FIRST, "a", pieces(tmp_path / "bad"))
+    app.wait_ready("a")
+    assert app.prompt("a").startswith("A")
+    store = app.services.tokenizers._its_store()
+    kept = store.record("a")
+    assert kept is not None
+    assert kept.worker == THIRD
+
+    store.keep(store.put("a", FIRST, {"tokenizer.json": b"{}"}))
+    del app.services.tokenizers._loaded["a"]
+    app.wait_ready("a")
+    assert app.prompt("a").startswith("A")
+    assert store.record("a") == kept
 
 
 def test_a_differing_worker_is_named_and_the_first_tokenizer_stays(

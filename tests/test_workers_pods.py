@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,12 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.kubernetes_api import NAMESPACE, KubernetesApi, pod
+from tests.support.kubernetes_api import NAMESPACE, TOKEN, KubernetesApi, pod
+from tests.support.modes import MODES, run
 from tests.support.processes import wait_until
 from wsgi_router import cli
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import pods
 from wsgi_router.workers.pods import Pods, url_of
+
+_EXEC = "client.authentication.k8s.io/v1"
 
 
 @pytest.fixture
@@ -127,6 +132,25 @@ def test_kubernetes_fails_and_comes_back(api: KubernetesApi, following: Followin
     api.put(pod("b", "10.0.0.2"))
     api.status = 200
     following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
+
+
+def program_scenario(folder: str) -> None:
+    with KubernetesApi() as api:
+        status = json.dumps({"token": TOKEN})
+        credential = f'{{"apiVersion": "{_EXEC}", "kind": "ExecCredential", "status": {status}}}'
+        user = {"exec": {"apiVersion": _EXEC, "command": "echo", "args": [credential]}}
+        os.environ["KUBECONFIG"] = str(api.kubeconfig(Path(folder), user))
+        api.put(pod("a", "10.0.0.1"))
+        following = Following()
+        following.wait("grpc://10.0.0.1:30000")
+        assert not following.errors
+        following.end()
+        api.cut()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_program_gives_the_credentials(mode: str, tmp_path: Path) -> None:
+    run(mode, program_scenario, str(tmp_path))
 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

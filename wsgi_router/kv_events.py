@@ -2,7 +2,8 @@
 
 A subscription asks for everything from the worker's first event on, so that what is known is whole. A worker
 that has forgotten its first events (OUT_OF_RANGE) is asked for those after the last one seen, or else for new
-ones. Where not all is known, or a worker has no events, what was sent there counts too.
+ones; so is one whose events have a hole, which may be there whenever it tells them. Where not all is known,
+or a worker has no events, what was sent there counts too.
 """
 
 from __future__ import annotations
@@ -101,7 +102,11 @@ class Subscription:
         self._table = table
         self._follower: native.Follower | None = None
         self._sequence = 0
+        self._lacking = False
+        """Events after those of `_sequence` were not taken in, though the worker has not been lost."""
         self._stream: MessageStream | None = None
+        self._refused_life: int | None = None
+        """The worker's life in which what it sent was refused."""
         self._closed = False
         self._wakeup = runtime.wakeup()
         self.state = "new"
@@ -109,7 +114,7 @@ class Subscription:
     def run(self) -> None:
         """Subscribes again and again."""
         while not self._closed:
-            self._wakeup.wait(self._subscribe() if self._worker.usable() else _AGAIN_SECONDS)
+            self._wakeup.wait(self._subscribe() if self._may_subscribe() else _AGAIN_SECONDS)
         self._give_up()
 
     def close(self) -> None:
@@ -119,8 +124,12 @@ class Subscription:
         if self._stream is not None:
             self._stream.close()
 
+    def _may_subscribe(self) -> bool:
+        return self._worker.usable() and self._worker.record.life != self._refused_life
+
     def _subscribe(self) -> float:
         """Follows the events until they end; returns the seconds until the next attempt."""
+        life = self._worker.record.life
         try:
             self._follow()
         except RpcFailure as failure:
@@ -128,12 +137,22 @@ class Subscription:
                 self._note("lost", failure)
                 return _AGAIN_SECONDS
             self._note("none", failure)
+        except native.NativeError as error:
+            self._refuse(life)
+            self._note("refused", error)
+            return _AGAIN_SECONDS
         except Exception as error:  # what a worker sends must not end this for good
             self._note("refused", error)
         else:
             return _AGAIN_SECONDS
         self._give_up()
         return _REFUSED_SECONDS
+
+    def _refuse(self, life: int) -> None:
+        """It would send the same again, and each time what is known of it would be lost."""
+        self._refused_life = life
+        self._give_up()
+        self._table.clear(self._worker.column)
 
     def _give_up(self) -> None:
         """The worker goes by what it is sent from now on."""
@@ -147,18 +166,24 @@ class Subscription:
         self.state = state
 
     def _follow(self) -> None:
+        if not self._lacking and self._is_there(1):
+            return
+        last = self._sequence
+        if self._follower is not None and last and self._is_there(last + 1):
+            if not self._lacking or self._sequence > last:
+                return
+            _LOG.info("KV events of worker %s: those after %d are not to be had", self._worker.url, last)
+        self._read(0)
+
+    def _is_there(self, start: int) -> bool:
+        """`_read`, False if the worker has forgotten that batch."""
         try:
-            return self._read(1)
+            self._read(start)
         except RpcFailure as failure:
             if failure.code != "OUT_OF_RANGE":
                 raise
-        if self._follower is not None and self._sequence:
-            try:
-                return self._read(self._sequence + 1)
-            except RpcFailure as failure:
-                if failure.code != "OUT_OF_RANGE":
-                    raise
-        self._read(0)
+            return False
+        return True
 
     def _read(self, start: int) -> None:
         """Takes in batches from `start` on, until they end, or one is missing."""
@@ -168,6 +193,8 @@ class Subscription:
         if self._closed:
             stream.close()
         follower = self._follower if start > 1 else None
+        self._lacking = False
+        count = 0
         try:
             for count, message in enumerate(stream, 1):
                 if follower is None:
@@ -175,10 +202,15 @@ class Subscription:
                 self._sequence, whole, gap = follower.apply(message)
                 self._note_following(whole)
                 if gap:
+                    self._lacking = True
                     _LOG.info("KV events of worker %s: some are missing", self._worker.url)
                     break
                 if count % _BURST == 0:
                     runtime.breathe()
+        except RpcFailure as failure:
+            if failure.code != "RESOURCE_EXHAUSTED" or not count:
+                raise
+            self._lacking = True  # it came faster than it was taken in
         finally:
             stream.close()
 

@@ -27,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 _ABORTS_AT_ONCE: Final = 64
 _UNARY_AT_ONCE: Final = 1024
 _GRACE_SECONDS: Final = 2.0
+_MOST_WAITING: Final = 1 << 14
+"""Messages of a call that are kept for whoever reads them; more than the 10,000 that an engine replays."""
 _STATUS: Final = (
     "OK",
     "CANCELLED",
@@ -48,6 +50,7 @@ _STATUS: Final = (
 )
 """Names of gRPC's status codes, by number."""
 _CANCELLED: Final = _STATUS.index("CANCELLED")
+_EXHAUSTED: Final = _STATUS.index("RESOURCE_EXHAUSTED")
 
 
 def _failure(status: int, details: str) -> RpcFailure | None:
@@ -122,11 +125,19 @@ class _Messages:
         self._call = call
 
     def message(self, message: bytes) -> None:
-        self._ready.append(message)
-        self._changed.set()
+        if self._ended:
+            return
+        if len(self._ready) < _MOST_WAITING:
+            self._ready.append(message)
+            self._changed.set()
+            return
+        self.ended(_EXHAUSTED, "the worker's messages are not read fast enough", False)
+        if self._call is not None:
+            self._call.close()
 
     def ended(self, status: int, details: str, _silent: bool) -> None:
-        self._end, self._ended = _failure(status, details), True
+        if not self._ended:
+            self._end, self._ended = _failure(status, details), True
         self._changed.set()
 
     def __iter__(self) -> Iterator[bytes]:

@@ -20,7 +20,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
@@ -33,6 +33,7 @@ MOST_UNPACKED: Final = 512 << 20
 """Bytes. The largest tokenizers of today have 40 MB."""
 MOST_FILES: Final = 100
 _MOST_NAME: Final = 200
+"""Bytes."""
 _ENTRY: Final = b"PK\x01\x02"
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 """Others may take much memory."""
@@ -89,6 +90,9 @@ def _contents(archive: zipfile.ZipFile) -> Files:
             raise UnusableZipError(f"it has two files {entry.filename!r}")
         files[entry.filename] = _content(archive, entry, room)
         room -= len(files[entry.filename])
+    for name in files:
+        if any(str(folder) in files for folder in PurePosixPath(name).parents):
+            raise UnusableZipError(f"a folder of {name!r} in it is a file, too")
     return files
 
 
@@ -96,7 +100,8 @@ def _check(entry: zipfile.ZipInfo) -> None:
     name = entry.filename
     parts = name.split("/")
     unsafe = any(part in ("", ".", "..") for part in parts) or any(char in name for char in "\\:\0")
-    if unsafe or len(name) > _MOST_NAME or not name.isprintable() or entry.orig_filename != name:
+    long = len(name.encode()) > _MOST_NAME
+    if unsafe or long or not name.isprintable() or entry.orig_filename != name:
         raise UnusableZipError(f"it has a file with the name {entry.orig_filename[:_MOST_NAME]!r}")
     kind = stat.S_IFMT(entry.external_attr >> 16)
     if kind not in (0, stat.S_IFREG):
@@ -158,15 +163,19 @@ class Store:
         except (OSError, ValueError):  # msgspec's errors are ValueErrors
             return None
 
-    def keep(self, model: str, worker: str, files: Files) -> Record:
-        """Makes the files those of the model. Raises OSError."""
+    def put(self, model: str, worker: str, files: Files) -> Record:
+        """Makes a folder of the files. Raises OSError."""
         of_files = digests(files)
         record = Record(model, worker, _folder_name(of_files), of_files)
         self._put_folder(record, files)
+        return record
+
+    def keep(self, record: Record) -> Record:
+        """Makes what was put the model's own, for all processes. Raises OSError."""
         self._records.mkdir(mode=0o700, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=self._records, prefix="new-", delete=False) as new:
             new.write(msgspec.json.encode(record))
-        os.replace(new.name, self._path(model, "json"))
+        os.replace(new.name, self._path(record.model, "json"))
         return record
 
     def folder(self, record: Record) -> Path | None:

@@ -196,12 +196,13 @@ class Tokenizers:
         store = self._its_store()
         with store.locked(model, _LOCK_SECONDS) as record:
             folder = runtime.call_in_pool(store.folder, record) if record else None
-            if record is None or folder is None:
-                record = self._fetch(model, store)
-                folder = runtime.call_in_pool(store.folder, record)
-        if folder is None:
-            raise UnusableTokenizerError("its files have changed meanwhile")
-        return self._load(folder, record)
+            if record is not None and folder is not None:
+                try:
+                    return self._load(folder, record)
+                except SettingsError as error:
+                    text = observability.printable(str(error), 500)
+                    _LOG.warning("what worker %s gave is of no use any more: %s", record.worker, text)
+            return self._fetch(model, store)
 
     def _load(self, folder: Path, record: Record) -> native.Tokenizer:
         tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
@@ -209,17 +210,26 @@ class Tokenizers:
         _LOG.info("the tokenizer of %s is that of worker %s (%.12s)", model, record.worker, record.folder)
         return tokenizer
 
-    def _fetch(self, model: str, store: Store) -> Record:
+    def _fetch(self, model: str, store: Store) -> native.Tokenizer:
         """Keeps the tokenizer of one of the model's workers; of the next one where that fails."""
         failure: Exception = NoWorkerError()
         for worker in self._workers_of(model):
             try:
-                files = self._ask(worker)
-                self._compared.add(worker)
-                return runtime.call_in_pool(store.keep, model, worker.url, files)
-            except (UnusableTokenizerError, RpcFailure) as error:
+                return self._fetch_from(worker, model, store)
+            except (UnusableTokenizerError, SettingsError, RpcFailure, OSError) as error:
                 failure = UnusableTokenizerError(f"worker {worker.url}: {error}")
         raise failure
+
+    def _fetch_from(self, worker: Worker, model: str, store: Store) -> native.Tokenizer:
+        """Raises UnusableTokenizerError, RpcFailure, SettingsError, OSError."""
+        record = runtime.call_in_pool(store.put, model, worker.url, self._ask(worker))
+        folder = runtime.call_in_pool(store.folder, record)
+        if folder is None:
+            raise UnusableTokenizerError("its files have changed meanwhile")
+        tokenizer = self._load(folder, record)
+        runtime.call_in_pool(store.keep, record)  # not before it was opened: the other processes go by it
+        self._compared.add(worker)
+        return tokenizer
 
     def _workers_of(self, model: str) -> list[Worker]:
         return [one for one in self._pool.workers if one.usable() and self._served(one) == model]

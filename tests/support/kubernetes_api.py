@@ -85,14 +85,14 @@ class KubernetesApi:
         self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(thing))}))
         self._changed.notify_all()
 
-    def kubeconfig(self, folder: Path) -> Path:
+    def kubeconfig(self, folder: Path, user: dict[str, Any] | None = None) -> Path:
         """A file for KUBECONFIG."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
             "current-context": "test",
             "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}],
-            "users": [{"name": "u", "user": {"token": TOKEN}}],
+            "users": [{"name": "u", "user": user or {"token": TOKEN}}],
             "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u"}}],
         }
         path = folder / "kubeconfig"

@@ -79,7 +79,8 @@ class Pods:
     def turn(self, tell: Callable[[Sequence[str]], bool]) -> None:
         if self._api is None:
             # It takes a second, and 50 MiB: of the leading process alone.
-            self._api = runtime.call_in_pool(_connect)
+            kubernetes = runtime.call_in_pool(importlib.import_module, "kubernetes")
+            self._api = _connect(kubernetes)
         try:
             pods, version = self._list()
             while tell(self._urls(pods)):
@@ -163,8 +164,8 @@ def _own_namespace() -> str:
         return "default"
 
 
-def _connect() -> Any:
-    kubernetes = importlib.import_module("kubernetes")
+def _connect(kubernetes: Any) -> Any:
+    """Not in the pool: KUBECONFIG may name a program to run, which gevent does in its main thread alone."""
     configuration = kubernetes.client.Configuration()
     within = "KUBERNETES_SERVICE_HOST" in os.environ and "KUBECONFIG" not in os.environ
     load = kubernetes.config.load_incluster_config if within else kubernetes.config.load_kube_config

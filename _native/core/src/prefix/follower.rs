@@ -46,6 +46,16 @@ pub struct Followed {
     pub gap: bool,
 }
 
+/// Where a batch stands among the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Next,
+    /// It has nothing that is not known: was there before, or has a load alone.
+    Seen,
+    /// After others that are missing.
+    Later,
+}
+
 /// Follows one subscription, or several where each begins after the one before.
 pub struct Follower {
     column: usize,
@@ -76,8 +86,8 @@ impl Follower {
         if *self.rank.get_or_insert(rank) != rank {
             return Err(Error::new(Code::Worker, "KV events of several data parallel ranks"));
         }
-        let gap = !self.follows(table, &batch);
-        if !gap {
+        let place = self.place(table, &batch);
+        if place == Place::Next {
             for event in batch.events {
                 match event.data {
                     Some(Data::Stored(stored)) => self.store(table, stored, now),
@@ -89,7 +99,7 @@ impl Follower {
         }
         table.set_fed(self.column, self.whole);
         let Self { sequence, whole, .. } = *self;
-        Ok(Followed { sequence, blocks: self.blocks.len(), whole, gap })
+        Ok(Followed { sequence, blocks: self.blocks.len(), whole, gap: place == Place::Later })
     }
 
     /// The worker's events are not heard any more.
@@ -97,8 +107,8 @@ impl Follower {
         table.set_fed(self.column, false);
     }
 
-    /// Whether the batch comes next; notes its number then.
-    fn follows(&mut self, table: &Table, batch: &Batch) -> bool {
+    /// Where the batch stands; notes its number if it comes next.
+    fn place(&mut self, table: &Table, batch: &Batch) -> Place {
         let number = batch.sequence_number;
         if let Some(snapshot) = &batch.snapshot {
             if snapshot.index == 0 {
@@ -107,17 +117,20 @@ impl Follower {
             self.whole = snapshot.unknown_before == 0;
         } else if batch.events.is_empty() {
             // A load alone has the last batch's number, 0 before the first.
-            return number == 0 || self.sequence == 0 || number == self.sequence;
+            let later = self.sequence != 0 && number > self.sequence;
+            return if later { Place::Later } else { Place::Seen };
         } else if number == 1 {
             // The worker's first: nothing was there before it, in this life of its.
             self.clear(table);
             self.whole = true;
+        } else if self.sequence != 0 && number <= self.sequence {
+            return Place::Seen;
         } else if self.sequence != 0 && number != self.sequence + 1 {
             self.whole = false;
-            return false;
+            return Place::Later;
         }
         self.sequence = number;
-        true
+        Place::Next
     }
 
     fn store(&mut self, table: &Table, stored: Stored, now: u32) {
@@ -315,6 +328,23 @@ mod tests {
         assert_eq!((matched(&table, &ids(160)), table.is_fed(COLUMN)), (1, true));
         assert!(apply(3, vec![removed(&[3])]).gap);
         assert!(!table.is_fed(COLUMN));
+    }
+
+    #[test]
+    fn a_batch_that_comes_twice_is_taken_in_once() {
+        let words = memory(1000);
+        let table = Table::new(&words).unwrap();
+        let mut follower = Follower::new(&table, COLUMN);
+        let mut apply = |number, events| follower.apply(&table, &batch(number, events), 0).unwrap();
+        apply(1, vec![chain(16)]);
+        apply(2, vec![removed(&[10])]);
+        apply(3, vec![stored(Some(9), vec![block(10, &ids(160)[144..])])]);
+        for number in [3, 2] {
+            let again = apply(number, vec![removed(&[10])]);
+            assert_eq!(again, Followed { sequence: 3, blocks: 10, whole: true, gap: false });
+        }
+        assert_eq!((matched(&table, &ids(160)), table.is_fed(COLUMN)), (10, true));
+        assert_eq!(apply(4, vec![removed(&[10])]).sequence, 4);
     }
 
     #[test]
