@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -228,6 +229,26 @@ def test_all_that_a_lost_connection_ends_is_one_failure() -> None:
     assert bench.pool.workers[0].record._breaker().failures == 2
 
 
+@pytest.mark.parametrize("failure", [INTERNAL, (INTERNAL,), (ABORT, None)])
+def test_all_that_a_request_fails_at_a_worker_is_one_failure(failure: Answer) -> None:
+    bench = Bench(*[failure] * 60, workers=3, breaker_failures=3)
+    with pytest.raises((UpstreamError, WorkerAbortError)):
+        bench.dispatcher.open([GenerateJob("m", body([1], 9))] * 20)
+    assert [worker.record._breaker().failures for worker in bench.pool.workers] == [1, 1, 1]
+    fail(bench, 1)
+    assert max(worker.record._breaker().failures for worker in bench.pool.workers) == 2
+
+
+def test_choices_that_fail_in_their_midst_are_one_failure() -> None:
+    bench = Bench(*[(chunk(1), INTERNAL)] * 6, workers=1, breaker_failures=3)
+    generation = bench.open(6)
+    for index, items in collect(generation, 6).items():
+        assert isinstance(items[-1], RpcFailure)
+        generation.blame(index)
+    generation.close()
+    assert bench.pool.workers[0].record._breaker().failures == 1
+
+
 def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     bench = Bench(*[(ABORT, None)] * 4, workers=2, breaker_failures=2, breaker_seconds=0.5, retry_attempts=1)
     one, other = bench.pool.workers
@@ -288,6 +309,21 @@ def test_embeddings_count_too() -> None:
     with pytest.raises(UpstreamError):
         calls.ask("Embed", b"", 5, "m")
     assert phase_of(bench) is Phase.OPEN
+
+
+def test_embeddings_of_a_request_are_one_failure() -> None:
+    together = threading.Barrier(8)
+
+    def fail_together(_request: bytes) -> RpcFailure:
+        together.wait(20)
+        return INTERNAL
+
+    bench = Bench(workers=1, breaker_failures=2)
+    bench.transport.unary_answers = {"Embed": fail_together}
+    with pytest.raises(UpstreamError):
+        Calls(bench.pool, bench.transport).ask_for_each("Embed", [b"x"] * 8, 5, "m")
+    wait_until(lambda: sum(bench.in_flight()) == 0)
+    assert bench.pool.workers[0].record._breaker().failures == 1
 
 
 def late(bench: Bench, seconds: float) -> Callable[[], Generation]:

@@ -227,7 +227,7 @@ class Generation:
         at_fault = choice.at_fault
         if not isinstance(item, RpcFailure):  # else it has been told
             self._leases.pop(choice.index, None)
-            self._queue.shared.pool.blame(at_fault)
+            self._queue.blame(at_fault)
         if opening.job.adapter:
             at_fault.worker.forget_adapters()
         if at_fault is not choice.lease:
@@ -255,7 +255,7 @@ class Generation:
         """What came of a choice is of no use, by the worker's fault."""
         lease = self._leases.pop(choice, None)
         if lease is not None:
-            self._queue.shared.pool.blame(lease)
+            self._queue.blame(lease)
 
     def close(self) -> None:
         """Cancels what is open, returns all leases, ends the readers. Idempotent."""
@@ -433,7 +433,7 @@ class Dispatcher:
         except BaseException as error:
             legs.release()
             if isinstance(error, RpcFailure):
-                self.shared.note_end(legs.answering, error)
+                queue.note_end(legs.answering, error)
             raise
         if legs.prefill is not None:
             prefill.start(asked, patience)

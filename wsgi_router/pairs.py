@@ -213,9 +213,9 @@ class Prefill:
         if dropped:
             return
         if silent:
-            shared.note_silence(self.lease)
+            self._queue.note_silence(self.lease)
         else:
-            shared.note_end(self.lease, ENDED if failure is None else failure)
+            self._queue.note_end(self.lease, ENDED if failure is None else failure)
         if failure is not None:
             self._fail(failure, silent)
         elif not self._gave_up:
@@ -228,7 +228,7 @@ class Prefill:
             return
         choice.at_fault = self.lease
         if queue.cancel(choice, item) and silent:  # either may have kept the other waiting
-            queue.shared.note_silence(choice.lease)
+            queue.note_silence(choice.lease)
 
     def let_end(self) -> None:
         """See `choices.Companion`."""
@@ -253,7 +253,7 @@ class Prefill:
             return
         self._queue.shared.endings.discard(self)
         if silent and self._needed:
-            self._queue.shared.note_silence(self.lease)
+            self._queue.note_silence(self.lease)
         self._cancel()
 
     def _cancel(self) -> None:
