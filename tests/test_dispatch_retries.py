@@ -257,17 +257,40 @@ def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     fail(bench, 1)
     assert len(bench.transport.streams) == 4
     wait_until(lambda: one.phase is Phase.HALF_OPEN)
-    bench.transport.answers = [(chunk(1),)] * 6
-    held = [bench.open() for _ in range(6)]
+    bench.transport.answers = [()] * 6
+    held: list[Generation] = []
+    for _ in range(6):
+        threading.Thread(target=lambda: held.append(bench.open()), daemon=True).start()
+    wait_until(lambda: len(bench.transport.streams) == 10)
     assert sorted(bench.asked()[4:]) == [one.url] * 3 + [other.url] * 3
     with pytest.raises(NoWorkerError):
         bench.open()
     assert bench.pool.usable()  # in a moment
+    for stream in bench.transport.streams[4:]:
+        stream.put(chunk(1))
+    wait_until(lambda: len(held) == 6)
+    assert one.record._on_trial() == other.record._on_trial() == 0
+    assert {one.phase, other.phase} == {Phase.HALF_OPEN}
     for generation in held:
         generation.finish(0, cancel=True)  # a stop word has come
         generation.close()
     assert {one.phase, other.phase} == {Phase.CLOSED}
     assert one.record._on_trial() == other.record._on_trial() == 0
+
+
+def test_long_streams_on_trial_hold_up_nobody() -> None:
+    bench = Bench((INTERNAL,), workers=1, breaker_failures=1, breaker_seconds=0.3)
+    fail(bench, 1)
+    wait_until(lambda: phase_of(bench) is Phase.HALF_OPEN)
+    bench.transport.answers = [(chunk(1),)] * 9
+    held = [bench.open() for _ in range(9)]
+    assert phase_of(bench) is Phase.HALF_OPEN
+    bench.transport.streams[-1].put(INTERNAL)
+    collect(held[-1])
+    assert phase_of(bench) is Phase.OPEN
+    for generation in held:
+        generation.close()
+    assert bench.pool.workers[0].record._on_trial() == 0
 
 
 def test_one_failure_on_trial_opens_it_again() -> None:

@@ -211,8 +211,10 @@ class Generation:
         error = dispatcher.error_of(item)
         if error is None:
             choice.lease.worker.proved = time.monotonic()
+            choice.lease.begun()
             del self._opening[choice.index]
             if companion is not None:
+                companion.lease.begun()
                 companion.let_end()
             dispatcher.start_others(self, opening, choice)
             if not self._opening:
