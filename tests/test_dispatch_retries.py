@@ -24,6 +24,7 @@ from wsgi_router.errors import (
     UpstreamError,
     WorkerAbortError,
 )
+from wsgi_router.pairs import follow
 from wsgi_router.workers.breaker import Phase, State
 from wsgi_router.workers.retries import Retries
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
@@ -291,6 +292,53 @@ def test_long_streams_on_trial_hold_up_nobody() -> None:
     for generation in held:
         generation.close()
     assert bench.pool.workers[0].record._on_trial() == 0
+
+
+def half_open(bench: Bench) -> None:
+    """The breakers of all workers are."""
+    for worker in bench.pool.workers:
+        worker.record.fail()
+    wait_until(lambda: {worker.phase for worker in bench.pool.workers} == {Phase.HALF_OPEN})
+
+
+@pytest.mark.parametrize("pairs", [0, 1])
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_request_is_let_through_as_a_whole(prompts: bool, pairs: int) -> None:
+    count = 12 if pairs else 6
+    answers: list[Answer] = [(chunk(1), None)] * count
+    bench = Bench(*answers, workers=1 - pairs, pairs=pairs, breaker_failures=1, breaker_seconds=0.3)
+    half_open(bench)
+    jobs = [GenerateJob("m", body([1], 9), 1 if prompts else 6)] * (6 if prompts else 1)
+    generation = bench.dispatcher.open(jobs)
+    assert len(collect(generation, 6)) == 6
+    assert len(bench.transport.streams) == count
+    generation.close()
+    assert all(worker.record._on_trial() == 0 for worker in bench.pool.workers)
+
+
+def test_the_rest_of_a_request_does_not_go_where_the_breaker_is_open() -> None:
+    bench = Bench(*[(chunk(1),)] * 3, workers=1, breaker_failures=1, breaker_seconds=20)
+    generation = bench.open()
+    (worker,) = bench.pool.workers
+    worker.record.fail()
+    (choice,) = generation._queue.choices.values()
+    assert follow(choice, ()) is None
+    generation.close()
+
+
+def test_embeddings_are_let_through_as_a_whole() -> None:
+    together = threading.Barrier(8)
+
+    def answer(_request: bytes) -> bytes:
+        together.wait(20)
+        return b""
+
+    bench = Bench(workers=1, breaker_failures=1, breaker_seconds=0.3)
+    half_open(bench)
+    bench.transport.unary_answers = {"Embed": answer}
+    calls = Calls(bench.pool, bench.transport)
+    assert calls.ask_for_each("Embed", [b"x"] * 8, 30, "m") == [b""] * 8
+    wait_until(lambda: bench.pool.workers[0].record._on_trial() == 0)
 
 
 def test_one_failure_on_trial_opens_it_again() -> None:

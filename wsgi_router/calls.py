@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -41,6 +42,25 @@ class _Request:
 
     def __init__(self) -> None:
         self._blamed: dict[Worker, Lease] = {}
+        self._reached: list[Worker] = []
+        self._lock = runtime.brief_lock()
+
+    def select(self, select: Callable[[], Lease], tried: Collection[Worker]) -> Lease:
+        """`select()`; or another lease where one of the request's calls went, as breakers stop requests only.
+
+        Raises RouterError.
+        """
+        with self._lock:  # whoever finds no room on trial sees who has taken it
+            try:
+                lease = select()
+            except NoWorkerError:
+                for worker in self._reached:
+                    if worker.may_go_on() and worker not in tried:
+                        return worker.lease()
+                raise
+            if lease.worker not in self._reached:
+                self._reached.append(lease.worker)
+            return lease
 
     def first_failure(self, lease: Lease) -> bool:
         """Whether a failure is the first one at its worker; all others are one with it."""
@@ -87,7 +107,8 @@ class Calls:
         retries, tried = self._pool.retries, list[Worker]()
         retries.count(1, time.monotonic())
         while True:
-            lease = self._pool.select(model, hints, tried, roles=roles)
+            select = functools.partial(self._pool.select, model, hints, tried, roles=roles)
+            lease = shared.select(select, tried)
             tried.append(lease.worker)
             try:
                 return self._call(shared, lease, method, request, timeout, cancel, deadline)

@@ -358,9 +358,18 @@ class Dispatcher:
     def start(self, generation: Generation, opening: _Opening, near: Choice | None = None) -> None:
         """Asks a worker, or a pair, for a choice; that of `near` first.
 
+        A half-open breaker lets requests through, not parts of one: the rest goes where the first part went.
         Raises RouterError if that fails for good.
         """
-        legs = pairs.select(self._pool, opening.job, opening.tried, opening.doubtful, near)
+        try:
+            legs = pairs.select(self._pool, opening.job, opening.tried, opening.doubtful, near)
+        except NoWorkerError:
+            firsts = list(generation._queue.choices.values()) if near is None else [near]
+            followed = (pairs.follow(first, opening.tried) for first in firsts)
+            found = next((one for one in followed if one is not None), None)
+            if found is None:
+                raise
+            legs = found
         try:
             self._add(generation, opening, legs)
         except RpcFailure as failure:

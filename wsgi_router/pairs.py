@@ -72,6 +72,15 @@ def select(
     return _select(pool, job, tried, near)
 
 
+def follow(first: Choice, tried: Collection[Worker]) -> Legs | None:
+    """More leases where `first` has its own; None if it cannot go on there."""
+    companion = first.companion
+    leases = [first.lease] if companion is None else [first.lease, companion.lease]
+    if not all(lease.worker.may_go_on() and lease.worker not in tried for lease in leases):
+        return None
+    return Legs(*(lease.worker.lease() for lease in leases))
+
+
 def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
     """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
 

@@ -176,6 +176,10 @@ class Worker:
         self.record.close()
         self._load.close()
 
+    def may_go_on(self) -> bool:
+        """Whether a request that is under way here may ask for more, though others would have to wait."""
+        return self.record.state is State.UP and self.record.phase is not Phase.OPEN
+
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
         self._load.add(1)
