@@ -113,7 +113,9 @@ def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near:
 def _paired(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> bool:
     if near is not None:
         return near.companion is not None
-    return pool.paired(job.model, tried, job.adapter)
+    if job.scored:
+        return pool.paired(job.model, tried, job.adapter)
+    return pool.apart(job.model, tried, job.adapter)  # else nobody could tell when they may be asked again
 
 
 def meeting(worker: Worker) -> bytes:
