@@ -215,6 +215,19 @@ def test_what_was_sent_since_counts(asked: Make) -> None:
     assert not one.sheds()
 
 
+@pytest.mark.parametrize(
+    ("prefill", "decode", "sheds"),
+    [(FULL, IDLE, True), (IDLE, FULL, True), (IDLE, IDLE, False), (FULL, FULL, True)],
+)
+def test_a_pair_is_full_if_either_half_is(
+    asked: Make, prefill: tuple[int, int, float], decode: tuple[int, int, float], sheds: bool
+) -> None:
+    one = asked(shed_waiting_requests=5, workers=(), prefill_workers=(A,), decode_workers=(B,))
+    one.figures = {A: loads(prefill), B: loads(decode)}
+    one.turn()
+    assert one.sheds() is sheds
+
+
 def test_a_worker_that_does_not_say_how_many_it_runs(asked: Make) -> None:
     one = asked(shed_waiting_requests=1)
     one.figures = {A: loads(IDLE, most=0), B: loads(IDLE, most=0)}
