@@ -43,6 +43,7 @@ class WorkerLoads:
         self._most_tokens = settings.shed_token_usage
         self._board = board.current()
         self._reports = reports.current()
+        self._written: set[int] = set()
         self._asking: set[Worker] = set()
         self._unable: dict[Worker, float] = {}  # until when
         self._closed = False
@@ -100,7 +101,8 @@ class WorkerLoads:
                 worker.reported = Reported(self._reports, worker.column, self._interval)
         if not self._board.leads():
             return
-        for column in set(self._reports.written()) - {worker.column for worker in workers}:
+        for column in self._written - {worker.column for worker in workers}:  # others' are not ours to clear
+            self._written.discard(column)
             self._reports.clear(column)
         now = time.monotonic()
         self._unable = {worker: until for worker, until in self._unable.items() if until > now}
@@ -115,6 +117,7 @@ class WorkerLoads:
             answer = self._transport.unary(worker, "GetLoads", b"", self._timeout)
             found = pb.GetLoadsResponse.FromString(answer)
             if found.loads:
+                self._written.add(worker.column)
                 self._reports.put(worker.column, _report(found, max(before, worker.load)))
         except RpcFailure as failure:
             self._failed(worker, failure)
