@@ -393,6 +393,18 @@ def test_half_a_pair_serves_nothing() -> None:
     assert bench.transport.streams == []
 
 
+@pytest.mark.parametrize("half", ["p", "d"])
+def test_an_open_breaker_of_either_half_tells_when_it_will_be_tried(half: str) -> None:
+    bench = bench_of(pairs=1, breaker_failures=1, breaker_seconds=30)
+    for worker in bench.pool.workers:
+        if worker.address[0] == half:
+            worker.record.fail()
+    with pytest.raises(NoWorkerError) as caught:
+        bench.open()
+    assert 25 <= caught.value.retry_after <= 30
+    assert bench.in_flight() == [0, 0]
+
+
 def test_each_side_has_its_policy() -> None:
     bench = bench_of(
         *itertools.chain(*[((chunk(1),), ())] * 6),

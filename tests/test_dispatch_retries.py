@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,6 +24,7 @@ from wsgi_router.errors import (
     UpstreamError,
     WorkerAbortError,
 )
+from wsgi_router.pairs import follow
 from wsgi_router.workers.breaker import Phase, State
 from wsgi_router.workers.retries import Retries
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
@@ -228,6 +230,26 @@ def test_all_that_a_lost_connection_ends_is_one_failure() -> None:
     assert bench.pool.workers[0].record._breaker().failures == 2
 
 
+@pytest.mark.parametrize("failure", [INTERNAL, (INTERNAL,), (ABORT, None)])
+def test_all_that_a_request_fails_at_a_worker_is_one_failure(failure: Answer) -> None:
+    bench = Bench(*[failure] * 60, workers=3, breaker_failures=3)
+    with pytest.raises((UpstreamError, WorkerAbortError)):
+        bench.dispatcher.open([GenerateJob("m", body([1], 9))] * 20)
+    assert [worker.record._breaker().failures for worker in bench.pool.workers] == [1, 1, 1]
+    fail(bench, 1)
+    assert max(worker.record._breaker().failures for worker in bench.pool.workers) == 2
+
+
+def test_choices_that_fail_in_their_midst_are_one_failure() -> None:
+    bench = Bench(*[(chunk(1), INTERNAL)] * 6, workers=1, breaker_failures=3)
+    generation = bench.open(6)
+    for index, items in collect(generation, 6).items():
+        assert isinstance(items[-1], RpcFailure)
+        generation.blame(index)
+    generation.close()
+    assert bench.pool.workers[0].record._breaker().failures == 1
+
+
 def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     bench = Bench(*[(ABORT, None)] * 4, workers=2, breaker_failures=2, breaker_seconds=0.5, retry_attempts=1)
     one, other = bench.pool.workers
@@ -236,17 +258,87 @@ def test_an_open_breaker_keeps_requests_away_and_then_tries_a_few() -> None:
     fail(bench, 1)
     assert len(bench.transport.streams) == 4
     wait_until(lambda: one.phase is Phase.HALF_OPEN)
-    bench.transport.answers = [(chunk(1),)] * 6
-    held = [bench.open() for _ in range(6)]
+    bench.transport.answers = [()] * 6
+    held: list[Generation] = []
+    for _ in range(6):
+        threading.Thread(target=lambda: held.append(bench.open()), daemon=True).start()
+    wait_until(lambda: len(bench.transport.streams) == 10)
     assert sorted(bench.asked()[4:]) == [one.url] * 3 + [other.url] * 3
     with pytest.raises(NoWorkerError):
         bench.open()
     assert bench.pool.usable()  # in a moment
+    for stream in bench.transport.streams[4:]:
+        stream.put(chunk(1))
+    wait_until(lambda: len(held) == 6)
+    assert one.record._on_trial() == other.record._on_trial() == 0
+    assert {one.phase, other.phase} == {Phase.HALF_OPEN}
     for generation in held:
         generation.finish(0, cancel=True)  # a stop word has come
         generation.close()
     assert {one.phase, other.phase} == {Phase.CLOSED}
     assert one.record._on_trial() == other.record._on_trial() == 0
+
+
+def test_long_streams_on_trial_hold_up_nobody() -> None:
+    bench = Bench((INTERNAL,), workers=1, breaker_failures=1, breaker_seconds=0.3)
+    fail(bench, 1)
+    wait_until(lambda: phase_of(bench) is Phase.HALF_OPEN)
+    bench.transport.answers = [(chunk(1),)] * 9
+    held = [bench.open() for _ in range(9)]
+    assert phase_of(bench) is Phase.HALF_OPEN
+    bench.transport.streams[-1].put(INTERNAL)
+    collect(held[-1])
+    assert phase_of(bench) is Phase.OPEN
+    for generation in held:
+        generation.close()
+    assert bench.pool.workers[0].record._on_trial() == 0
+
+
+def half_open(bench: Bench) -> None:
+    """The breakers of all workers are."""
+    for worker in bench.pool.workers:
+        worker.record.fail()
+    wait_until(lambda: {worker.phase for worker in bench.pool.workers} == {Phase.HALF_OPEN})
+
+
+@pytest.mark.parametrize("pairs", [0, 1])
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_request_is_let_through_as_a_whole(prompts: bool, pairs: int) -> None:
+    count = 12 if pairs else 6
+    answers: list[Answer] = [(chunk(1), None)] * count
+    bench = Bench(*answers, workers=1 - pairs, pairs=pairs, breaker_failures=1, breaker_seconds=0.3)
+    half_open(bench)
+    jobs = [GenerateJob("m", body([1], 9), 1 if prompts else 6)] * (6 if prompts else 1)
+    generation = bench.dispatcher.open(jobs)
+    assert len(collect(generation, 6)) == 6
+    assert len(bench.transport.streams) == count
+    generation.close()
+    assert all(worker.record._on_trial() == 0 for worker in bench.pool.workers)
+
+
+def test_the_rest_of_a_request_does_not_go_where_the_breaker_is_open() -> None:
+    bench = Bench(*[(chunk(1),)] * 3, workers=1, breaker_failures=1, breaker_seconds=20)
+    generation = bench.open()
+    (worker,) = bench.pool.workers
+    worker.record.fail()
+    (choice,) = generation._queue.choices.values()
+    assert follow(choice, ()) is None
+    generation.close()
+
+
+def test_embeddings_are_let_through_as_a_whole() -> None:
+    together = threading.Barrier(8)
+
+    def answer(_request: bytes) -> bytes:
+        together.wait(20)
+        return b""
+
+    bench = Bench(workers=1, breaker_failures=1, breaker_seconds=0.3)
+    half_open(bench)
+    bench.transport.unary_answers = {"Embed": answer}
+    calls = Calls(bench.pool, bench.transport)
+    assert calls.ask_for_each("Embed", [b"x"] * 8, 30, "m") == [b""] * 8
+    wait_until(lambda: bench.pool.workers[0].record._on_trial() == 0)
 
 
 def test_one_failure_on_trial_opens_it_again() -> None:
@@ -288,6 +380,21 @@ def test_embeddings_count_too() -> None:
     with pytest.raises(UpstreamError):
         calls.ask("Embed", b"", 5, "m")
     assert phase_of(bench) is Phase.OPEN
+
+
+def test_embeddings_of_a_request_are_one_failure() -> None:
+    together = threading.Barrier(8)
+
+    def fail_together(_request: bytes) -> RpcFailure:
+        together.wait(20)
+        return INTERNAL
+
+    bench = Bench(workers=1, breaker_failures=2)
+    bench.transport.unary_answers = {"Embed": fail_together}
+    with pytest.raises(UpstreamError):
+        Calls(bench.pool, bench.transport).ask_for_each("Embed", [b"x"] * 8, 5, "m")
+    wait_until(lambda: sum(bench.in_flight()) == 0)
+    assert bench.pool.workers[0].record._breaker().failures == 1
 
 
 def late(bench: Bench, seconds: float) -> Callable[[], Generation]:

@@ -132,6 +132,15 @@ def test_a_worker_that_was_removed_leaves_no_figures(asked: Make) -> None:
     assert one.loads._reports.written() == [one.a.column]
 
 
+def test_figures_of_another_application_are_left_alone(asked: Make) -> None:
+    one = asked()
+    theirs = max(one.a.column, one.b.column) + 1
+    one.loads._reports.put(theirs, Report(1, 0, 0.5, 2, 4))
+    one.turn()
+    one.turn()
+    assert theirs in one.loads._reports.written()
+
+
 def test_one_that_cannot_tell_is_left_in_peace(asked: Make) -> None:
     one = asked(shed_waiting_requests=1)
     one.figures = {A: RpcFailure("UNIMPLEMENTED", "?"), B: loads((10, 5, 0.1))}
@@ -213,6 +222,19 @@ def test_what_was_sent_since_counts(asked: Make) -> None:
     for lease in leases:
         lease.release()
     assert not one.sheds()
+
+
+@pytest.mark.parametrize(
+    ("prefill", "decode", "sheds"),
+    [(FULL, IDLE, True), (IDLE, FULL, True), (IDLE, IDLE, False), (FULL, FULL, True)],
+)
+def test_a_pair_is_full_if_either_half_is(
+    asked: Make, prefill: tuple[int, int, float], decode: tuple[int, int, float], sheds: bool
+) -> None:
+    one = asked(shed_waiting_requests=5, workers=(), prefill_workers=(A,), decode_workers=(B,))
+    one.figures = {A: loads(prefill), B: loads(decode)}
+    one.turn()
+    assert one.sheds() is sheds
 
 
 def test_a_worker_that_does_not_say_how_many_it_runs(asked: Make) -> None:

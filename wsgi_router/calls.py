@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import time
@@ -19,7 +20,7 @@ from wsgi_router.errors import (
     RouterError,
     UpstreamError,
 )
-from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES, Role
@@ -34,6 +35,36 @@ _GENERATING: Final = frozenset({"Embed"})
 """Methods that engines work on; how the others go says nothing of requests."""
 _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
+
+
+class _Request:
+    """What the calls of one request share."""
+
+    def __init__(self) -> None:
+        self._blamed: dict[Worker, Lease] = {}
+        self._reached: list[Worker] = []
+        self._lock = runtime.brief_lock()
+
+    def select(self, select: Callable[[], Lease], tried: Collection[Worker]) -> Lease:
+        """`select()`; or another lease where one of the request's calls went, as breakers stop requests only.
+
+        Raises RouterError.
+        """
+        with self._lock:  # whoever finds no room on trial sees who has taken it
+            try:
+                lease = select()
+            except NoWorkerError:
+                for worker in self._reached:
+                    if worker.may_go_on() and worker not in tried:
+                        return worker.lease()
+                raise
+            if lease.worker not in self._reached:
+                self._reached.append(lease.worker)
+            return lease
+
+    def first_failure(self, lease: Lease) -> bool:
+        """Whether a failure is the first one at its worker; all others are one with it."""
+        return self._blamed.setdefault(lease.worker, lease) is lease
 
 
 class Calls:
@@ -59,14 +90,28 @@ class Calls:
         all is over. Raises RouterError.
         """
         cancel = cancel or Cancel()
+        return self._ask(_Request(), method, request, timeout, model, cancel, hints, deadline)
+
+    def _ask(
+        self,
+        shared: _Request,
+        method: str,
+        request: bytes,
+        timeout: float,
+        model: str,
+        cancel: Cancel,
+        hints: Hints,
+        deadline: float,
+    ) -> bytes:
         roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
         retries, tried = self._pool.retries, list[Worker]()
         retries.count(1, time.monotonic())
         while True:
-            lease = self._pool.select(model, hints, tried, roles=roles)
+            select = functools.partial(self._pool.select, model, hints, tried, roles=roles)
+            lease = shared.select(select, tried)
             tried.append(lease.worker)
             try:
-                return self._call(lease, method, request, timeout, cancel, deadline)
+                return self._call(shared, lease, method, request, timeout, cancel, deadline)
             except UpstreamError as failure:
                 error = failure.with_traceback(None)
             finally:
@@ -106,10 +151,10 @@ class Calls:
         deadline: float = math.inf,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
-        cancel = Cancel()
+        cancel, shared = Cancel(), _Request()
 
         def one(request: bytes) -> bytes:
-            return self.ask(method, request, timeout, model, cancel, hints, deadline)
+            return self._ask(shared, method, request, timeout, model, cancel, hints, deadline)
 
         try:
             return _Batch(one, requests).run(client)
@@ -135,7 +180,14 @@ class Calls:
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
     def _call(
-        self, lease: Lease, method: str, request: bytes, timeout: float, cancel: Cancel, deadline: float
+        self,
+        shared: _Request,
+        lease: Lease,
+        method: str,
+        request: bytes,
+        timeout: float,
+        cancel: Cancel,
+        deadline: float,
     ) -> bytes:
         worker, pool = lease.worker, self._pool
         left = deadline - time.monotonic()
@@ -147,7 +199,7 @@ class Calls:
             if failure.code == "DEADLINE_EXCEEDED" and left < timeout:  # the worker was given too little time
                 raise _late() from None
             pool.report_failure(worker, failure)
-            if method in _GENERATING:
+            if method in _GENERATING and failure.code in FAULTS and shared.first_failure(lease):
                 pool.blame(lease, failure.code)
             raise UpstreamError.from_grpc(failure.code, failure.details) from None
         if method in _GENERATING:

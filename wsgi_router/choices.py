@@ -18,7 +18,7 @@ from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
-from wsgi_router.workers.worker import Lease
+from wsgi_router.workers.worker import Lease, Worker
 
 _LOG = logging.getLogger(__name__)
 
@@ -125,29 +125,12 @@ class Shared:
     token_timeout: float
     close_timeout: float
 
-    def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
-        """Takes in how an RPC that nobody here has cancelled came to its end.
-
-        Whether what came before a good end was of any use, its reader can tell.
-        """
-        if end is ENDED:
-            self.pool.report(lease.worker, Event.CALL_OK)
-        elif isinstance(end, RpcFailure):
-            if end.code == "UNAVAILABLE":
-                self.pool.report(lease.worker, Event.CALL_UNREACHABLE)
-            self.pool.blame(lease, end.code)
-
-    def note_silence(self, lease: Lease) -> None:
-        """Takes in that a worker was waited for in vain."""
-        self.pool.report(lease.worker, Event.CALL_SILENT)
-        self.pool.blame(lease, "DEADLINE_EXCEEDED")
-
 
 class Queue:
     """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
     that a Generation that is dropped without `close` can be noticed."""
 
-    __slots__ = ("_lock", "choices", "closed", "on_close", "ready", "room", "shared", "wakeup")
+    __slots__ = ("_blamed", "_lock", "choices", "closed", "on_close", "ready", "room", "shared", "wakeup")
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -159,7 +142,36 @@ class Queue:
         self.closed = False
         self.on_close: Callable[[], object] | None = None
         """Called once all that was open is cancelled, maybe more than once."""
+        self._blamed: tuple[Worker, ...] = ()
         self._lock = runtime.brief_lock()
+
+    def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
+        """Takes in how an RPC that nobody here has cancelled came to its end.
+
+        Whether what came before a good end was of any use, its reader can tell.
+        """
+        pool = self.shared.pool
+        if end is ENDED:
+            pool.report(lease.worker, Event.CALL_OK)
+        elif isinstance(end, RpcFailure):
+            if end.code == "UNAVAILABLE":
+                pool.report(lease.worker, Event.CALL_UNREACHABLE)
+            self.blame(lease, end.code)
+
+    def note_silence(self, lease: Lease) -> None:
+        """Takes in that a worker was waited for in vain."""
+        self.shared.pool.report(lease.worker, Event.CALL_SILENT)
+        self.blame(lease, "DEADLINE_EXCEEDED")
+
+    def blame(self, lease: Lease, code: str = "INTERNAL") -> None:
+        """As `WorkerPool.blame`; all that a request fails at a worker is one failure."""
+        if code not in FAULTS:
+            return
+        with self._lock:
+            if lease.worker in self._blamed:
+                return
+            self._blamed += (lease.worker,)
+        self.shared.pool.blame(lease, code)
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
@@ -216,9 +228,9 @@ class Queue:
                 choice.companion.drop(silent)
         if by_itself:  # told before the consumer can see the end, and ask the same worker again
             if silent:
-                self.shared.note_silence(choice.lease)
+                self.note_silence(choice.lease)
             else:
-                self.shared.note_end(choice.at_fault, end)
+                self.note_end(choice.at_fault, end)
         self.end(choice, end)
 
     def put(self, choice: Choice, item: Item) -> None:
@@ -295,7 +307,7 @@ class Queue:
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
                 if self.cancel(choice, silence, silent=True):
-                    self.shared.note_silence(choice.lease)
+                    self.note_silence(choice.lease)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 

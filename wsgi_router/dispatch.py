@@ -211,8 +211,10 @@ class Generation:
         error = dispatcher.error_of(item)
         if error is None:
             choice.lease.worker.proved = time.monotonic()
+            choice.lease.begun()
             del self._opening[choice.index]
             if companion is not None:
+                companion.lease.begun()
                 companion.let_end()
             dispatcher.start_others(self, opening, choice)
             if not self._opening:
@@ -227,7 +229,7 @@ class Generation:
         at_fault = choice.at_fault
         if not isinstance(item, RpcFailure):  # else it has been told
             self._leases.pop(choice.index, None)
-            self._queue.shared.pool.blame(at_fault)
+            self._queue.blame(at_fault)
         if opening.job.adapter:
             at_fault.worker.forget_adapters()
         if at_fault is not choice.lease:
@@ -255,7 +257,7 @@ class Generation:
         """What came of a choice is of no use, by the worker's fault."""
         lease = self._leases.pop(choice, None)
         if lease is not None:
-            self._queue.shared.pool.blame(lease)
+            self._queue.blame(lease)
 
     def close(self) -> None:
         """Cancels what is open, returns all leases, ends the readers. Idempotent."""
@@ -356,9 +358,18 @@ class Dispatcher:
     def start(self, generation: Generation, opening: _Opening, near: Choice | None = None) -> None:
         """Asks a worker, or a pair, for a choice; that of `near` first.
 
+        A half-open breaker lets requests through, not parts of one: the rest goes where the first part went.
         Raises RouterError if that fails for good.
         """
-        legs = pairs.select(self._pool, opening.job, opening.tried, opening.doubtful, near)
+        try:
+            legs = pairs.select(self._pool, opening.job, opening.tried, opening.doubtful, near)
+        except NoWorkerError:
+            firsts = list(generation._queue.choices.values()) if near is None else [near]
+            followed = (pairs.follow(first, opening.tried) for first in firsts)
+            found = next((one for one in followed if one is not None), None)
+            if found is None:
+                raise
+            legs = found
         try:
             self._add(generation, opening, legs)
         except RpcFailure as failure:
@@ -433,7 +444,7 @@ class Dispatcher:
         except BaseException as error:
             legs.release()
             if isinstance(error, RpcFailure):
-                self.shared.note_end(legs.answering, error)
+                queue.note_end(legs.answering, error)
             raise
         if legs.prefill is not None:
             prefill.start(asked, patience)

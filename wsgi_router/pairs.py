@@ -72,6 +72,15 @@ def select(
     return _select(pool, job, tried, near)
 
 
+def follow(first: Choice, tried: Collection[Worker]) -> Legs | None:
+    """More leases where `first` has its own; None if it cannot go on there."""
+    companion = first.companion
+    leases = [first.lease] if companion is None else [first.lease, companion.lease]
+    if not all(lease.worker.may_go_on() and lease.worker not in tried for lease in leases):
+        return None
+    return Legs(*(lease.worker.lease() for lease in leases))
+
+
 def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
     """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
 
@@ -104,7 +113,9 @@ def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near:
 def _paired(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> bool:
     if near is not None:
         return near.companion is not None
-    return pool.paired(job.model, tried, job.adapter)
+    if job.scored:
+        return pool.paired(job.model, tried, job.adapter)
+    return pool.apart(job.model, tried, job.adapter)  # else nobody could tell when they may be asked again
 
 
 def meeting(worker: Worker) -> bytes:
@@ -213,9 +224,9 @@ class Prefill:
         if dropped:
             return
         if silent:
-            shared.note_silence(self.lease)
+            self._queue.note_silence(self.lease)
         else:
-            shared.note_end(self.lease, ENDED if failure is None else failure)
+            self._queue.note_end(self.lease, ENDED if failure is None else failure)
         if failure is not None:
             self._fail(failure, silent)
         elif not self._gave_up:
@@ -228,7 +239,7 @@ class Prefill:
             return
         choice.at_fault = self.lease
         if queue.cancel(choice, item) and silent:  # either may have kept the other waiting
-            queue.shared.note_silence(choice.lease)
+            queue.note_silence(choice.lease)
 
     def let_end(self) -> None:
         """See `choices.Companion`."""
@@ -253,7 +264,7 @@ class Prefill:
             return
         self._queue.shared.endings.discard(self)
         if silent and self._needed:
-            self._queue.shared.note_silence(self.lease)
+            self._queue.note_silence(self.lease)
         self._cancel()
 
     def _cancel(self) -> None:

@@ -19,6 +19,7 @@ from wsgi_router.settings import Settings
 from wsgi_router.workers import board, reports
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.reports import Report, Reported
+from wsgi_router.workers.roles import Role
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
 
@@ -26,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 _UNABLE_SECONDS: Final = 60.0
 """A worker that does not know the question is asked again after so long: it may have been replaced."""
 _LEAST_TIMEOUT: Final = 1.0
+_ALONE: Final = (frozenset({Role.REGULAR}),)
+_PAIR: Final = (frozenset({Role.PREFILL}), frozenset({Role.DECODE}))
 
 
 class WorkerLoads:
@@ -40,6 +43,7 @@ class WorkerLoads:
         self._most_tokens = settings.shed_token_usage
         self._board = board.current()
         self._reports = reports.current()
+        self._written: set[int] = set()
         self._asking: set[Worker] = set()
         self._unable: dict[Worker, float] = {}  # until when
         self._closed = False
@@ -61,16 +65,18 @@ class WorkerLoads:
     def check(self, model: str) -> None:
         """Raises OverloadedError if all workers that may be asked for `model` are full; NoWorkerError.
 
-        One that does not tell its load is never full.
+        Of pairs it is enough that all of one half are. One that does not tell its load is never full.
         """
-        for worker in self._pool.candidates(model):
-            report = None if worker.reported is None else worker.reported.latest()
-            if report is None or not self._full(worker, report):
-                return
-        observability.metrics().count_refusal(OverloadedError.code)
-        raise OverloadedError(max(math.ceil(self._interval), 1))
+        sides = _PAIR if self._pool.apart(model) else _ALONE
+        for side in sides:
+            if all(self._full(worker) for worker in self._pool.candidates(model, roles=side)):
+                observability.metrics().count_refusal(OverloadedError.code)
+                raise OverloadedError(max(math.ceil(self._interval), 1))
 
-    def _full(self, worker: Worker, report: Report) -> bool:
+    def _full(self, worker: Worker) -> bool:
+        report = None if worker.reported is None else worker.reported.latest()
+        if report is None:
+            return False
         if self._most_tokens and report.token_usage >= self._most_tokens:
             return True
         if not self._most_waiting:
@@ -95,7 +101,8 @@ class WorkerLoads:
                 worker.reported = Reported(self._reports, worker.column, self._interval)
         if not self._board.leads():
             return
-        for column in set(self._reports.written()) - {worker.column for worker in workers}:
+        for column in self._written - {worker.column for worker in workers}:  # others' are not ours to clear
+            self._written.discard(column)
             self._reports.clear(column)
         now = time.monotonic()
         self._unable = {worker: until for worker, until in self._unable.items() if until > now}
@@ -110,6 +117,7 @@ class WorkerLoads:
             answer = self._transport.unary(worker, "GetLoads", b"", self._timeout)
             found = pb.GetLoadsResponse.FromString(answer)
             if found.loads:
+                self._written.add(worker.column)
                 self._reports.put(worker.column, _report(found, max(before, worker.load)))
         except RpcFailure as failure:
             self._failed(worker, failure)

@@ -74,7 +74,7 @@ class Phase(StrEnum):
 class Limits(NamedTuple):
     """Failures in a row that open a breaker, for how many milliseconds, and successes that close it again.
 
-    As many requests as these successes are let through at a time while it is half-open.
+    As many requests as these successes wait for an answer's beginning at a time while it is half-open.
     """
 
     failures: int = 10

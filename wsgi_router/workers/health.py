@@ -203,7 +203,7 @@ class Record:
         return True
 
     def end_trial(self) -> None:
-        """A request that was on trial is over."""
+        """A request that was on trial has begun to be answered, or is over."""
         self._count_trial(-1)
 
     def close(self) -> None:

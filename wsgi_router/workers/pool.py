@@ -127,6 +127,16 @@ class WorkerPool:
             self.can_serve(model, exclude, adapter, {role}) for role in (Role.PREFILL, Role.DECODE)
         )
 
+    def apart(self, model: str, exclude: Collection[Worker] = (), adapter: str = "") -> bool:
+        """Whether pairs serve `model`: they can, or no regular worker would if all were well."""
+        return self.paired(model, exclude, adapter) or (
+            self._halves
+            and not any(
+                worker.part.role is Role.REGULAR and self._can(worker, model, adapter)
+                for worker in self.workers
+            )
+        )
+
     def can_serve(
         self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
     ) -> bool:

@@ -176,6 +176,10 @@ class Worker:
         self.record.close()
         self._load.close()
 
+    def may_go_on(self) -> bool:
+        """Whether a request that is under way here may ask for more, though others would have to wait."""
+        return self.record.state is State.UP and self.record.phase is not Phase.OPEN
+
     def lease(self) -> Lease:
         """Counts one more request in flight until the lease is released."""
         self._load.add(1)
@@ -186,8 +190,15 @@ class Worker:
             if lease.released:
                 return
             lease.released = True
+            trial, lease.trial = lease.trial, False
         self._load.add(-1)
-        if lease.trial:
+        if trial:
+            self.record.end_trial()
+
+    def _end_trial(self, lease: Lease) -> None:
+        with self._lock:
+            trial, lease.trial = lease.trial, False
+        if trial:
             self.record.end_trial()
 
     def __repr__(self) -> str:
@@ -198,7 +209,7 @@ class Worker:
 class Lease:
     """A request's hold on a worker. `release` may be called any number of times; it counts once.
 
-    `trial`: the worker's breaker is half-open. `began`: by time.monotonic.
+    `trial`: the worker's breaker was half-open, and nothing has come yet. `began`: by time.monotonic.
     """
 
     __slots__ = ("began", "released", "trial", "worker")
@@ -212,6 +223,11 @@ class Lease:
     def release(self) -> None:
         if not self.released:
             self.worker._return(self)
+
+    def begun(self) -> None:
+        """The answer has begun, and may take long: another request may be tried. May be called again."""
+        if self.trial:
+            self.worker._end_trial(self)
 
     def __repr__(self) -> str:
         return f"<Lease {self.worker.url} {'released' if self.released else 'held'}>"
