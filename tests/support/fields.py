@@ -295,7 +295,10 @@ TABLE: dict[str, dict[str, Row]] = {
         "user": text(),
     },
     WORKERS: {
-        "url": text("", "x", "http://x:1", "grpc://x", "grpc://:1", "x:0", "x:70000", "x:1\n", needed=True)
+        "url": text("", "x", "http://x:1", "grpc://x", "grpc://:1", "x:0", "x:70000", "x:1\n", needed=True),
+        # A port is refused, too, of a worker that is no prefill worker.
+        **{name: text("", "Prefill", "other") for name in ("role", "worker_type")},
+        "bootstrap_port": whole_number(-1, 0, 65536, 8998),
     },
     ONE_WORKER: {"draining": Row(FLAG.wrong, needed=True)},
 }

@@ -20,7 +20,7 @@ TRANSPORT_MODES = ("gevent, native", "threads, native", "gevent, grpcio", "threa
 TRANSPORT = "FLOW_TRANSPORT"
 
 
-def run(mode: str, scenario: Callable[..., None], *args: Any, seconds: float = 60) -> None:
+def run(mode: str, scenario: Callable[..., None], *args: Any, seconds: float = 180) -> None:
     """Calls ``scenario(*args)``, at the top of a test module, under ``mode``; fails as it fails."""
     kind, _, transport = mode.partition(", ")
     command = [sys.executable, "-m", __name__, kind, scenario.__module__, scenario.__name__, json.dumps(args)]
