@@ -13,7 +13,6 @@ from typing import Final
 
 from wsgi_router import native, runtime
 from wsgi_router.pb import common_pb2
-from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import MessageStream, RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
@@ -44,7 +43,7 @@ class KvEvents:
         self._transport = transport
         self._table = table
         self._subscriptions: dict[Worker, Subscription] = {}
-        self._down: set[Worker] = set()
+        self._lives: dict[Worker, int] = {}
         self._closed = False
         self._wakeup = runtime.wakeup()
 
@@ -77,11 +76,12 @@ class KvEvents:
             self._subscriptions.pop(worker).close()
 
     def _see_restarts(self, workers: set[Worker]) -> None:
-        """A worker that was down has most likely been started anew, with an empty cache."""
-        down = {worker for worker in workers if worker.state is State.DOWN}
-        for worker in (self._down & workers) - down:
-            forget(self._table, worker)
-        self._down = down
+        """A worker that has come up again has most likely been started anew, with an empty cache."""
+        lives = {worker: worker.record.life for worker in workers}
+        for worker, life in lives.items():
+            if self._lives.get(worker, life) != life:
+                forget(self._table, worker)
+        self._lives = lives
 
     def __repr__(self) -> str:
         return f"<KvEvents {list(self._subscriptions.values())!r}>"
