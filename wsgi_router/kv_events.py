@@ -79,7 +79,7 @@ class KvEvents:
         """A worker that has come up again has most likely been started anew, with an empty cache."""
         lives = {worker: worker.record.life for worker in workers}
         for worker, life in lives.items():
-            if self._lives.get(worker, life) != life:
+            if (self._lives.get(worker) or life) != life:  # 0: it was never up before
                 forget(self._table, worker)
         self._lives = lives
 
