@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tests.support.scheduler import generate_request
 from wsgi_router import kv_events, native, runtime
 from wsgi_router.kv_events import KvEvents, Subscription, forget
 from wsgi_router.pb import common_pb2 as pb
+from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import Event, State
 from wsgi_router.workers.transport import RpcFailure
 from wsgi_router.workers.worker import Worker as Known
@@ -267,3 +269,21 @@ def test_what_is_refused_is_not_asked_for_again_in_this_life(
     alone.wait_for("none")
     assert alone.there() == [5]
     alone.subscription.close()
+
+
+def test_what_breaks_once_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_events, "_LOOK_SECONDS", 0.01)
+    asked: list[bool] = []
+
+    def leads() -> bool:
+        asked.append(True)
+        if len(asked) < 3:
+            raise RuntimeError("can't start new thread")
+        return False
+
+    pool: Any = SimpleNamespace(workers=(), leads=leads)
+    transport: Any = Scripted()
+    events = KvEvents(pool, transport, native.prefix_table(Settings(cache_index_mib=1)))
+    events.start()
+    wait_until(lambda: len(asked) > 3, PATIENCE, "more looks")
+    events.close()

@@ -224,3 +224,24 @@ def test_making_an_application_starts_nothing() -> None:
 
 def test_repr_tells_the_state() -> None:
     assert repr(Drain()) == "<Drain begun=False due=False waiters=0>"
+
+
+def test_what_cannot_begin_is_not_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    under_way: set[str] = set()
+    begun: list[tuple[str, ...]] = []
+
+    def function(thing: str) -> None:
+        begun.append((thing, *under_way))
+        under_way.discard(thing)
+
+    runtime.spawn_noted(under_way, "a", function)
+    wait_until(lambda: not under_way)
+    assert begun == [("a", "a")]
+
+    def refused(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(runtime, "spawn", refused)
+    with pytest.raises(RuntimeError):
+        runtime.spawn_noted(under_way, "b", function)
+    assert not under_way

@@ -59,17 +59,27 @@ class KvEvents:
 
     def _run(self) -> None:
         while not self._closed:
-            workers = set(self._pool.workers) if self._pool.leads() else set()
-            self._subscribe(workers if self._follow else set())
-            self._see_restarts(workers)
+            try:
+                self._look()
+            except Exception:
+                _LOG.exception("looking after the KV events failed")
             self._wakeup.wait(_LOOK_SECONDS)
+
+    def _look(self) -> None:
+        workers = set(self._pool.workers) if self._pool.leads() else set()
+        self._subscribe(workers if self._follow else set())
+        self._see_restarts(workers)
 
     def _subscribe(self, workers: set[Worker]) -> None:
         self._end_all(self._subscriptions.keys() - workers)
         for worker in workers - self._subscriptions.keys():
             subscription = Subscription(worker, self._transport, self._table)
             self._subscriptions[worker] = subscription
-            runtime.spawn(subscription.run)
+            try:
+                runtime.spawn(subscription.run)
+            except BaseException:  # no thread is to be had
+                self._subscriptions.pop(worker, None)
+                raise
 
     def _end_all(self, workers: set[Worker]) -> None:
         for worker in workers:

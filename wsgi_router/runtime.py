@@ -54,6 +54,19 @@ def spawn(function: Callable[..., object], *args: Any) -> None:
 _process = os.getpid()
 
 
+def spawn_noted(under_way: set[_T], thing: _T, function: Callable[[_T], object]) -> None:
+    """As `spawn`, of `function(thing)`; `thing` is in `under_way`, until the function takes it out again.
+
+    Raises what `spawn` does, where no thread is to be had; it is not under way then.
+    """
+    under_way.add(thing)
+    try:
+        spawn(function, thing)
+    except BaseException:
+        under_way.discard(thing)
+        raise
+
+
 def process_id() -> int:
     """`os.getpid()` without a call of the system, as it is asked for many times a request."""
     return _process

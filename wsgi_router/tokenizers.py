@@ -148,12 +148,7 @@ class Tokenizers:
         self._drop_unserved()
         for model in self._missing():
             if self._due.get(model, 0.0) <= now and model not in self._getting:
-                self._getting.add(model)
-                try:
-                    runtime.spawn(self._get, model)
-                except BaseException:  # no thread is to be had
-                    self._getting.discard(model)
-                    raise
+                runtime.spawn_noted(self._getting, model, self._get)
         self._begin_to_compare()
 
     def _drop_unserved(self) -> None:

@@ -108,8 +108,7 @@ class WorkerLoads:
         self._unable = {worker: until for worker, until in self._unable.items() if until > now}
         for worker in workers:
             if worker.usable() and worker not in self._asking and worker not in self._unable:
-                self._asking.add(worker)
-                runtime.spawn(self._ask, worker)
+                runtime.spawn_noted(self._asking, worker, self._ask)
 
     def _ask(self, worker: Worker) -> None:
         before = worker.load

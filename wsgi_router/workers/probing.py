@@ -74,16 +74,8 @@ class Prober:
             if due > now:
                 pause = min(pause, due - now)
             else:
-                self._begin(worker)
+                runtime.spawn_noted(self.under_way, worker, self._probe)
         return pause
-
-    def _begin(self, worker: Worker) -> None:
-        self.under_way.add(worker)
-        try:
-            runtime.spawn(self._probe, worker)
-        except BaseException:  # no thread is to be had
-            self.under_way.discard(worker)
-            raise
 
     def forget(self, worker: Worker) -> None:
         """The worker is served no more."""

@@ -190,10 +190,8 @@ class Worker:
             if lease.released:
                 return
             lease.released = True
-            trial, lease.trial = lease.trial, False
         self._load.add(-1)
-        if trial:
-            self.record.end_trial()
+        self._end_trial(lease)
 
     def _end_trial(self, lease: Lease) -> None:
         with self._lock:
