@@ -6,7 +6,7 @@ HARMONY_VERSION = 0.0.8
 ORACLES_TARGET ?= .cache/oracles-target
 TEMPLATES_SOURCE = llama-cpp-python==0.3.36
 BIN = .venv/bin
-NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -name '*.rs' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.proto' -o -name 'Cargo.*' \) -not -path '*/target/*')
+NATIVE_SOURCES = $(shell find _native/core/src proto _native -maxdepth 3 \( -name '*.rs' -o -name '*.pyx' -o -name '*.pxi' -o -name '*.pxd' -o -name '*.h' -o -name '*.proto' -o -name 'Cargo.*' \) -not -path '*/target/*')
 PORT ?= 8080
 
 .DEFAULT_GOAL := help

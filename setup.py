@@ -86,7 +86,7 @@ setup(
             "wsgi_router._core",
             ["_native/_core.pyx"],
             include_dirs=["_native"],
-            depends=["_native/wsgi_router_core.pxd", "_native/wsgi_router_core.h"],
+            depends=["_native/_http1.pxi", "_native/wsgi_router_core.pxd", "_native/wsgi_router_core.h"],
             libraries=["dl", "pthread", "m"],
         )
     ],

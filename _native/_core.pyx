@@ -107,6 +107,9 @@ def first_failure(bytes message not None):
     return owned(words).decode() if refused else None
 
 
+include "_http1.pxi"
+
+
 cdef class Tokenizer:
     cdef WrTokenizer *handle
     cdef int pid
@@ -552,6 +555,11 @@ cdef class Net:
                 net, host_data, host_size, data, size, answer, choice, call.tag, first, token, &call.handle, &err
             )
         return self.leave(call, code, &err)
+
+    def submit(self):
+        cdef WrNet *net = self.alive()
+        with nogil:
+            wr_net_submit(net)
 
     def unary(
         self, str url not None, str method not None, bytes request not None, double seconds, sink

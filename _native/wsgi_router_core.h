@@ -1,4 +1,4 @@
-// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/net.rs, ffi/prefix.rs and error.rs: `make header` writes it, `make check` compares it.
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/http1.rs, ffi/net.rs, ffi/prefix.rs and error.rs: `make header` writes it, `make check` compares it.
 
 #pragma once
 
@@ -9,7 +9,10 @@
 #include <stdlib.h>
 
 // Goes up with every change of this file's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 6
+#define WR_ABI_VERSION 7
+
+// Headers of a plain head at most.
+#define MOST_HEADERS 64
 
 #define OK 0
 
@@ -30,6 +33,9 @@
 #define UNAVAILABLE 14
 
 #define UNAUTHENTICATED 16
+
+// Headers of a head at most.
+#define WR_MOST_HEADERS 64
 
 // Flag of an ended call: its worker was silent for too long.
 #define WR_SILENT 1
@@ -133,6 +139,39 @@ typedef struct WrPreparedView {
   // Tokens the worker may make at most; −1 when nothing limits them.
   int64_t max_new_tokens;
 } WrPreparedView;
+
+// The server's bounds, see `http1::Bounds`.
+typedef struct WrBounds {
+  uint32_t line;
+  uint32_t headers;
+  uint32_t header;
+} WrBounds;
+
+// A part of the data that a head was read from.
+typedef struct WrPart {
+  uint32_t start;
+  uint32_t len;
+} WrPart;
+
+// A header; its name as it was sent.
+typedef struct WrHeader {
+  struct WrPart name;
+  struct WrPart value;
+} WrHeader;
+
+// The plain head of a request, see `http1::Head`.
+typedef struct WrHead {
+  struct WrPart method;
+  struct WrPart target;
+  struct WrPart path;
+  struct WrPart query;
+  // Where the body begins.
+  uint32_t end;
+  bool close;
+  uint64_t content_length;
+  uint32_t header_count;
+  struct WrHeader headers[WR_MOST_HEADERS];
+} WrHead;
 
 // Something that happened to a call; the pointer lives until the next `wr_net_events`.
 typedef struct WrEvent {
@@ -315,6 +354,12 @@ void wr_stream_free(struct WrStream *handle);
 // See the module's conventions.
 int32_t wr_first_failure(const uint8_t *message, size_t message_len, struct WrBytes *out);
 
+// Reads the head that `data` begins with; 1 if it is whole and plain, else 0, and `out` is untouched.
+//
+// # Safety
+// See the module's conventions.
+int32_t wr_plain_head(const uint8_t *data, size_t len, struct WrBounds bounds, struct WrHead *out);
+
 // Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
 //
 // # Safety
@@ -339,7 +384,7 @@ void wr_net_events(struct WrNet *handle, const struct WrEvent **out, size_t *cou
 
 // Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
 // to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
-// the first message, `token_ms` between messages; 0: for ever.
+// the first message, `token_ms` between messages; 0: for ever. It starts with the next `wr_net_submit`.
 //
 // # Safety
 // See the module's conventions. The stream may be freed before the call.
@@ -355,6 +400,12 @@ int32_t wr_net_generate(struct WrNet *handle,
                         uint64_t token_ms,
                         struct WrCall **out,
                         struct WrError *err);
+
+// Starts all calls that wait for it.
+//
+// # Safety
+// `handle` is live.
+void wr_net_submit(const struct WrNet *handle);
 
 // Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
 //

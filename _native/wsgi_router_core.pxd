@@ -69,6 +69,32 @@ cdef extern from "wsgi_router_core.h" nogil:
         const uint8_t *data
         size_t len
 
+    enum: WR_MOST_HEADERS
+
+    struct WrPart:
+        uint32_t start
+        uint32_t len
+
+    struct WrHeader:
+        WrPart name
+        WrPart value
+
+    struct WrHead:
+        WrPart method
+        WrPart target
+        WrPart path
+        WrPart query
+        uint32_t end
+        bint close
+        uint64_t content_length
+        uint32_t header_count
+        WrHeader headers[WR_MOST_HEADERS]
+
+    struct WrBounds:
+        uint32_t line
+        uint32_t headers
+        uint32_t header
+
     enum: WR_PREFIX_BLOCK
 
     struct WrKnown:
@@ -87,6 +113,7 @@ cdef extern from "wsgi_router_core.h" nogil:
 
     void wr_facts(WrBytes *out)
     uint64_t wr_json_work(const uint8_t *data, size_t len)
+    int32_t wr_plain_head(const uint8_t *data, size_t len, WrBounds bounds, WrHead *out)
     void wr_bytes_free(WrBytes bytes)
     int32_t wr_tokenizer_load(const uint8_t *path, size_t path_len, const uint8_t *template_, size_t template_len,
                               size_t prompt_cache, WrTokenizer **out, WrError *err)
@@ -118,6 +145,7 @@ cdef extern from "wsgi_router_core.h" nogil:
     int32_t wr_net_generate(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *request,
                             size_t request_len, WrStream *stream, uint32_t choice, uint64_t tag, uint64_t first_ms,
                             uint64_t token_ms, WrCall **out, WrError *err)
+    void wr_net_submit(const WrNet *handle)
     int32_t wr_net_unary(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *method,
                          size_t method_len, const uint8_t *request, size_t request_len, uint64_t tag,
                          uint64_t timeout_ms, WrCall **out, WrError *err)

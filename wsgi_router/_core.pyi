@@ -37,6 +37,18 @@ def json_work(body: bytes) -> int:
 def first_failure(message: bytes) -> str | None:
     """The worker's words if a first GenerateResponse says that it gave the request up."""
 
+def plain_head(
+    data: bytes, environ: dict[str, Any], line: int, headers: int, header: int
+) -> tuple[int, int, bool] | None:
+    """Adds to a WSGI environ what the plain head of a request says, with which ``data`` begins.
+
+    The bounds: bytes of the request line, number of headers, bytes of a header's line. Returns where the body
+    begins, its length, and whether the connection closes after it; None if the head is not plain or not whole.
+    """
+
+def header_lines(headers: list[tuple[str, str]]) -> tuple[str, int | None] | None:
+    """An answer's headers as lines, and Content-Length; None where the server has to look at them itself."""
+
 class Tokenizer:
     """A tokenizer with its chat template; immutable, usable by all threads.
 
@@ -204,7 +216,10 @@ class Net:
         token_seconds: float,
         sink: CallSink,
     ) -> Call:
-        """Starts Generate; messages are fed to ``stream``, or given to ``sink`` if it is None."""
+        """Generate, from the next ``submit`` on. Messages are fed to ``stream``; to ``sink`` if it is None."""
+
+    def submit(self) -> None:
+        """Starts all calls of ``generate`` that wait for it."""
 
     def unary(self, url: str, method: str, request: bytes, seconds: float, sink: UnarySink) -> Call:
         """Starts a call with a deadline, or none if it is infinite. It may have several answers."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
+from wsgi_router.plain_http import PlainResponse
 from wsgi_router.postprocess import StreamResponse
 
 Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -61,8 +62,15 @@ class _Joining:
         if self._head is None:
             self._head = data
         else:
-            self._socket.sendall(self._head + data)
+            _send(self._socket, self._head + data)
             self._head = b""
+
+
+def _send(sock: Any, data: bytes) -> None:
+    """As `sendall`, which gevent begins with a look at the socket's buffer; all of it nearly always fits."""
+    sent = sock.send(data)
+    if sent < len(data):
+        sock.sendall(data[sent:])
 
 
 def keep_settings(configuration: Any) -> None:
@@ -135,7 +143,7 @@ def _response(start_response: Callable[..., Any]) -> Any:
     from gunicorn.http.wsgi import Response
 
     response: Any = getattr(start_response, "__self__", None)
-    if type(response) is not Response:  # HTTP/2 has a class of its own
+    if type(response) not in (PlainResponse, Response):  # HTTP/2 has a class of its own
         return None
     if not all(hasattr(response, name) for name in _EXPECTED):
         return None

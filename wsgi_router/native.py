@@ -32,7 +32,9 @@ from wsgi_router._core import (
     Stream,
     Tokenizer,
     first_failure,
+    header_lines,
     live_handles,
+    plain_head,
 )
 from wsgi_router.errors import (
     ContextLengthError,
@@ -65,11 +67,13 @@ __all__ = [
     "decode",
     "encode",
     "first_failure",
+    "header_lines",
     "live_handles",
     "load_tokenizer",
     "load_tokenizers",
     "new_stream",
     "open_tokenizer",
+    "plain_head",
     "prefix_table",
     "prepare",
     "read_tokenizers",

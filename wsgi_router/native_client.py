@@ -27,6 +27,8 @@ _LOG = logging.getLogger(__name__)
 _ABORTS_AT_ONCE: Final = 64
 _UNARY_AT_ONCE: Final = 1024
 _GRACE_SECONDS: Final = 2.0
+_SUBMITTED_TOGETHER: Final = 8
+"""Calls that are started by one wake-up of the transport's thread, at most: the first one waits for the last."""
 _MOST_WAITING: Final = 1 << 14
 """Messages of a call that are kept for whoever reads them; more than the 10,000 that an engine replays."""
 _STATUS: Final = (
@@ -221,13 +223,26 @@ class NativeTransport:
         self._aborts: dict[_Unary, Any] = {}
         self._aborts_lock = threading.Lock()
         self._closed = False
+        self._soon = runtime.soon()
+        self._unsubmitted = 0
 
     def feed(
         self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
     ) -> Any:
-        return self._net.generate(
+        call = self._net.generate(
             worker.url, request, answer, choice, patience.first, patience.between, _Push(sink)
         )
+        self._unsubmitted += 1
+        if self._soon is None or self._unsubmitted >= _SUBMITTED_TOGETHER:
+            self._submit()
+        elif self._unsubmitted == 1:
+            self._soon(self._submit)
+        return call
+
+    def _submit(self) -> None:
+        if self._unsubmitted and not self._closed:
+            self._unsubmitted = 0
+            self._net.submit()
 
     def heard(self, worker: Worker) -> float:
         silence = self._net.heard(worker.url)

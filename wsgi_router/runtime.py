@@ -103,6 +103,18 @@ def deferrer() -> Callable[[Callable[[], object]], None]:
     return lambda function: loop.run_callback_threadsafe(gevent.spawn, function)
 
 
+def soon() -> Callable[[Callable[[], object]], object] | None:
+    """Runs functions in the hub of whoever has called this, once all that is ready has had its turn.
+
+    They must not block. None without gevent.
+    """
+    if not patched():
+        return None
+    import gevent
+
+    return gevent.get_hub().loop.run_callback  # type: ignore[no-any-return]
+
+
 def watch_readable(descriptor: int, function: Callable[[], object]) -> Callable[[], None]:
     """Calls `function()` whenever `descriptor` is readable, in the hub or in a thread; it must not block.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -88,8 +89,10 @@ def _content_length(environ: Mapping[str, Any]) -> int | None:
 def _read(environ: dict[str, Any], size: int, seconds: float) -> bytes:
     stream, sock = environ["wsgi.input"], environ.get("gunicorn.socket")
     try:
-        # A server that lends no socket has bounds of its own.
-        return _read_pieces(stream, size) if sock is None else _read_in_time(stream, sock, size, seconds)
+        # It is all there, or the server lends no socket and has bounds of its own.
+        if sock is None or type(stream) is io.BytesIO:
+            return _read_pieces(stream, size)
+        return _read_in_time(stream, sock, size, seconds)
     except TimeoutError:
         environ[_STALLED] = True
         raise RequestTimeoutError from None

@@ -11,6 +11,7 @@
 //! - A panic never crosses the boundary: it becomes [`Code::Internal`]. The stream it happened in is spent and
 //!   answers every later call with that code.
 
+mod http1;
 mod net;
 mod prefix;
 
@@ -29,7 +30,7 @@ use crate::template::{ChatTemplate, ContentForm, Limits};
 use crate::tokenizer::Tokenizer;
 
 /// Goes up with every change of this file's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 6;
+pub const WR_ABI_VERSION: u32 = 7;
 
 static TOKENIZERS: AtomicU64 = AtomicU64::new(0);
 static PREPARED: AtomicU64 = AtomicU64::new(0);

@@ -3,6 +3,7 @@
 //! Layout, top down:
 //! - [`ffi`]: the C ABI, the only unsafe code; catches panics, owns handles.
 //! - [`body`]: what a request's JSON will cost, before it is decoded.
+//! - [`http1`]: the heads of requests, where they are of the plain kind.
 //! - [`prefix`]: which worker has which prompts' beginnings in its cache.
 //! - [`prepare`]: a job (messages, sampling …) → prompt → token ids → `GenerateRequest` bytes.
 //! - [`stream`]: `GenerateResponse` bytes → text → stop words → OpenAI events, or one aggregated answer.
@@ -18,6 +19,7 @@
 
 pub mod body;
 pub mod error;
+pub mod http1;
 mod integers;
 pub mod net;
 pub mod parsers;

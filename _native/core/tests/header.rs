@@ -1,4 +1,4 @@
-//! The checked-in header is what cbindgen makes of `src/ffi.rs`, `src/ffi/net.rs`, `src/ffi/prefix.rs` and the codes of
+//! The checked-in header is what cbindgen makes of `src/ffi.rs`, `src/ffi/http1.rs`, `src/ffi/net.rs`, `src/ffi/prefix.rs` and the codes of
 //! `src/error.rs`; `WRITE_HEADER=1` writes it anew.
 
 use std::path::Path;
@@ -10,6 +10,7 @@ fn the_header_is_up_to_date() {
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(root.join("src/ffi.rs"))
+        .with_src(root.join("src/ffi/http1.rs"))
         .with_src(root.join("src/ffi/net.rs"))
         .with_src(root.join("src/ffi/prefix.rs"))
         .with_src(root.join("src/error.rs"))

@@ -159,7 +159,7 @@ pub unsafe extern "C" fn wr_net_events(handle: *mut WrNet, out: *mut *const WrEv
 
 /// Opens `Generate` at a worker (`grpc://HOST:PORT`, or `grpcs://` with TLS). With a stream, its messages are fed
 /// to it as of `choice`; without one they come as events. `first_ms` is how long the worker may be silent before
-/// the first message, `token_ms` between messages; 0: for ever.
+/// the first message, `token_ms` between messages; 0: for ever. It starts with the next `wr_net_submit`.
 ///
 /// # Safety
 /// See the module's conventions. The stream may be freed before the call.
@@ -190,6 +190,18 @@ pub unsafe extern "C" fn wr_net_generate(
         )?;
         unsafe { give_call(out, call) }
     })
+}
+
+/// Starts all calls that wait for it.
+///
+/// # Safety
+/// `handle` is live.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_net_submit(handle: *const WrNet) {
+    guard(std::ptr::null_mut(), || {
+        unsafe { net(handle) }?.net.submit();
+        Ok(())
+    });
 }
 
 /// Calls a method with one answer, by its short name (`HealthCheck`). `timeout_ms` 0: no deadline.
@@ -421,6 +433,7 @@ mod tests {
             let code =
                 wr_net_generate(handle, at, len, body, size, stream, 0, 77, 0, 0, &mut call, &mut blank());
             assert_eq!(code, 0);
+            wr_net_submit(handle);
             let (mut events, mut count) = (std::ptr::null(), 0);
             while count == 0 {
                 std::thread::sleep(Duration::from_millis(5));

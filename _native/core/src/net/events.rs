@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use rustix::event::{EventfdFlags, eventfd};
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
 
 use super::socket::Stop;
 use super::status::Status;
@@ -74,6 +75,8 @@ struct State {
     closed: bool,
     /// A message of the call was fed.
     fed: bool,
+    /// The call, once it runs.
+    task: Option<AbortHandle>,
 }
 
 impl Mailbox {
@@ -96,6 +99,28 @@ impl Mailbox {
             state.mail = Mail::default();
         }
         !state.fed
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// The call runs as `task`, which ends if nobody waits for it any more.
+    pub fn runs_as(&self, task: AbortHandle) {
+        let mut state = self.lock();
+        if state.closed {
+            task.abort();
+        } else {
+            state.task = Some(task);
+        }
+    }
+
+    /// Ends the call, if it runs. To be called after the mailbox was closed.
+    pub fn abort(&self) {
+        let task = self.lock().task.take();
+        if let Some(task) = task {
+            task.abort();
+        }
     }
 
     /// Something is about to be fed: false if the mailbox is closed, and nothing may be.

@@ -32,9 +32,8 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 use serde::Deserialize;
-use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{Notify, oneshot};
 
 use crate::error::{Code, Error, Result};
 use answer::Answer;
@@ -97,9 +96,43 @@ pub struct Shared {
     tls: Option<Arc<Tls>>,
     events: Events,
     workers: Mutex<HashMap<String, Arc<Worker>>>,
+    starts: Starts,
+}
+
+/// Calls that are to be started. To wake the thread, and to write to a worker, costs as much for one as for many.
+#[derive(Default)]
+struct Starts {
+    waiting: Mutex<Vec<Start>>,
+    submitted: Notify,
+}
+
+struct Start {
+    job: Job,
+    outlet: Outlet,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Starts {
+    fn waiting(&self) -> MutexGuard<'_, Vec<Start>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Shared {
+    /// Starts what was submitted, for ever.
+    async fn start(self: Arc<Self>) {
+        loop {
+            self.starts.submitted.notified().await;
+            let waiting = std::mem::take(&mut *self.starts.waiting());
+            for Start { job, outlet, mailbox } in waiting {
+                if !mailbox.is_closed() {
+                    let call = call::run(Arc::clone(&self), job, outlet, Arc::clone(&mailbox));
+                    mailbox.runs_as(tokio::spawn(call).abort_handle());
+                }
+            }
+        }
+    }
+
     fn workers(&self) -> MutexGuard<'_, HashMap<String, Arc<Worker>>> {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,7 +153,8 @@ impl Shared {
 /// The transport of one process. Dropping it cancels all calls and ends its thread.
 pub struct Net {
     shared: Arc<Shared>,
-    runtime: Handle,
+    #[cfg(test)]
+    runtime: tokio::runtime::Handle,
     stop: Option<oneshot::Sender<()>>,
     ended: mpsc::Receiver<()>,
     thread: Option<JoinHandle<()>>,
@@ -134,15 +168,29 @@ impl Net {
         };
         let tls = options.tls.take().map(|options| Tls::new(&options)).transpose()?.map(Arc::new);
         let events = Events::new().map_err(refused)?;
-        let shared = Arc::new(Shared { options, tls, events, workers: Mutex::default() });
+        let shared = Arc::new(Shared {
+            options,
+            tls,
+            events,
+            workers: Mutex::default(),
+            starts: Starts::default(),
+        });
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(RESOLVERS).build();
         let runtime = runtime.map_err(refused)?;
+        #[cfg(test)]
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = mpsc::channel();
         let life = live(runtime, Arc::clone(&shared), stopped, end);
         let thread = std::thread::Builder::new().name("wr-net".to_owned()).spawn(life).map_err(refused)?;
-        Ok(Self { shared, runtime: handle, stop: Some(stop), ended, thread: Some(thread) })
+        Ok(Self {
+            shared,
+            #[cfg(test)]
+            runtime: handle,
+            stop: Some(stop),
+            ended,
+            thread: Some(thread),
+        })
     }
 
     /// Readable when `fetch` has something to tell.
@@ -155,7 +203,8 @@ impl Net {
         self.shared.events.fetch(out);
     }
 
-    /// Opens `Generate` at a worker's URL: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS. With an answer, choice `choice` of it is fed. Limits of 0 are none.
+    /// Opens `Generate` at a worker's URL: `grpc://HOST:PORT`, or `grpcs://HOST:PORT` with TLS. With an answer,
+    /// choice `choice` of it is fed. Limits of 0 are none. It starts with the next `submit`.
     pub fn generate(
         &self,
         url: &str,
@@ -170,7 +219,14 @@ impl Net {
 
     /// Calls a method by its short name. A limit of 0 is none.
     pub fn unary(&self, url: &str, method: &str, request: &[u8], tag: u64, limit: Duration) -> Result<Call> {
-        self.call(url, method, request, None, tag, Deadline::Whole(limit))
+        let call = self.call(url, method, request, None, tag, Deadline::Whole(limit))?;
+        self.submit();
+        Ok(call)
+    }
+
+    /// Starts all calls that wait for it.
+    pub fn submit(&self) {
+        self.shared.starts.submitted.notify_one();
     }
 
     /// Drops the connections to a worker; its calls end with UNAVAILABLE.
@@ -205,9 +261,8 @@ impl Net {
         let mailbox = Mailbox::new(tag);
         let fed = answer.as_ref().map(|(answer, _)| Arc::clone(answer));
         let outlet = answer.map_or(Outlet::Mail, |(answer, choice)| Outlet::Stream { answer, choice });
-        let task = call::run(Arc::clone(&self.shared), job, outlet, Arc::clone(&mailbox));
-        let task = self.runtime.spawn(task).abort_handle();
-        Ok(Call { mailbox, answer: fed, task })
+        self.shared.starts.waiting().push(Start { job, outlet, mailbox: Arc::clone(&mailbox) });
+        Ok(Call { mailbox, answer: fed })
     }
 }
 
@@ -231,6 +286,7 @@ fn live(
     end: mpsc::Sender<()>,
 ) -> impl FnOnce() + Send {
     move || {
+        runtime.spawn(Arc::clone(&shared).start());
         runtime.spawn(async move { shared.events.tell().await });
         let _ = runtime.block_on(stopped);
         // A name that is being looked up is not waited for.
@@ -243,7 +299,6 @@ fn live(
 pub struct Call {
     mailbox: Arc<Mailbox>,
     answer: Option<Arc<Answer>>,
-    task: AbortHandle,
 }
 
 impl Call {
@@ -253,7 +308,7 @@ impl Call {
         let answer = self.answer.as_ref().map(|answer| answer.lock());
         self.mailbox.close();
         drop(answer);
-        self.task.abort();
+        self.mailbox.abort();
     }
 
     /// Cancels it, unless a message of it was fed: then it goes on, and this is false.
@@ -262,7 +317,7 @@ impl Call {
         let withdrawn = self.mailbox.close_unfed();
         drop(answer);
         if withdrawn {
-            self.task.abort();
+            self.mailbox.abort();
         }
         withdrawn
     }

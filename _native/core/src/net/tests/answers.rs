@@ -73,6 +73,7 @@ fn choices_of_one_answer_come_by_calls_of_their_own() {
         client.net.generate(&server.address, b"", fed, choice.into(), LONG, LONG).unwrap()
     };
     let _calls = (call(0), call(1));
+    client.net.submit();
     assert_eq!((client.end(0).code, client.end(1).code), (OK, OK));
     assert!(text(&taken(&answer)).1);
 }

@@ -60,6 +60,7 @@ fn a_large_request_passes_a_small_window() {
     let mut client = Client::new();
     let request = vec![1; 5 << 20];
     let _call = client.net.generate(&server.address, &request, None, 1, LONG, LONG).unwrap();
+    client.net.submit();
     assert_eq!(client.end(1).code, OK);
     assert_eq!(server.seen.lock().unwrap().requests, [5 + request.len()]);
 }
@@ -73,6 +74,7 @@ fn the_answer_may_come_before_the_request_was_read() {
     });
     let mut client = Client::new();
     let _call = client.net.generate(&server.address, &vec![1; 1 << 20], None, 1, LONG, LONG).unwrap();
+    client.net.submit();
     assert_eq!(client.end(1), Status::new(3, "too long"));
 }
 
@@ -131,4 +133,20 @@ fn an_address_or_a_method_that_is_none_is_an_error() {
         assert!(client.net.generate(address, b"", None, 1, LONG, LONG).is_err(), "{address:?}");
     }
     assert!(client.net.unary("127.0.0.1:1", "a b", b"", 1, LONG).is_err());
+}
+
+#[test]
+fn a_call_starts_when_it_is_submitted() {
+    let server = Server::new(|_| vec![Step::Request, data(b"ok"), fine()]);
+    let mut client = Client::new();
+    let mut open = |tag| client.net.generate(&server.address, b"request", None, tag, LONG, LONG).unwrap();
+    let (kept, cancelled, _other) = (open(1), open(2), open(3));
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(server.seen.lock().unwrap().requests.is_empty());
+    cancelled.cancel();
+    client.net.submit();
+    assert_eq!((client.end(1).code, client.end(3).code), (OK, OK));
+    assert_eq!(server.seen.lock().unwrap().requests.len(), 2);
+    assert!(client.told.iter().all(|event| event.tag != 2));
+    kept.cancel();
 }

@@ -184,5 +184,6 @@ fn a_choice_that_there_is_none_of_ends_the_call() {
     let answer = streamed();
     let _call =
         client.net.generate(&server.address, b"", Some((Arc::clone(&answer), 3)), 1, LONG, LONG).unwrap();
+    client.net.submit();
     assert_eq!(client.end(1), Status::new(INTERNAL, "There is no choice 3."));
 }

@@ -74,7 +74,9 @@ impl Client {
         between: Duration,
     ) -> Call {
         let answer = answer.map(|answer| (Arc::clone(answer), 0));
-        self.net.generate(address, b"request", answer, tag, first, between).unwrap()
+        let call = self.net.generate(address, b"request", answer, tag, first, between).unwrap();
+        self.net.submit();
+        call
     }
 
     /// Fetches events until something holds of all that were told.
