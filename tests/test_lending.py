@@ -12,7 +12,7 @@ from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.http.wsgi import Response
 
-from wsgi_router.lending import Application, keep_settings, offering, share_error_stream
+from wsgi_router.lending import Application, _Joining, keep_settings, offering, share_error_stream
 from wsgi_router.postprocess import StreamResponse
 
 
@@ -21,6 +21,10 @@ class Sink:
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+
+    def send(self, data: bytes) -> int:
+        self.sent.append(data)
+        return len(data)
 
     def sendall(self, data: bytes) -> None:
         self.sent.append(data)
@@ -129,3 +133,15 @@ def test_settings_become_attributes() -> None:
     keep_settings(config)
     assert {name: getattr(config, name) for name in config.settings} == before
     assert vars(config)["keepalive"] == 7
+
+
+def test_what_a_socket_does_not_take_at_once_is_sent_after_it() -> None:
+    class Narrow(Sink):
+        def send(self, data: bytes) -> int:
+            return super().send(data[:10])
+
+    sock = Narrow()
+    joining = _Joining(sock)
+    for piece in (b"head of it, ", b"first, ", b"second"):
+        joining.sendall(piece)
+    assert sock.sent == [b"head of it", b", first, ", b"second"]

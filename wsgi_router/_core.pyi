@@ -42,8 +42,9 @@ def plain_head(
 ) -> tuple[int, int, bool] | None:
     """Adds to a WSGI environ what the plain head of a request says, with which ``data`` begins.
 
-    The bounds: bytes of the request line, number of headers, bytes of a header's line. Returns where the body
-    begins, its length, and whether the connection closes after it; None if the head is not plain or not whole.
+    The bounds: bytes of the request line, number of headers, bytes of a header's line. Returns where the
+    body begins, its length, and whether the connection closes after it; None if the head is not plain, or
+    not whole.
     """
 
 def header_lines(headers: list[tuple[str, str]]) -> tuple[str, int | None] | None:
@@ -216,7 +217,7 @@ class Net:
         token_seconds: float,
         sink: CallSink,
     ) -> Call:
-        """Generate, from the next ``submit`` on. Messages are fed to ``stream``; to ``sink`` if it is None."""
+        """Generate, which starts with ``submit``. Messages are fed to ``stream``, if any, or to ``sink``."""
 
     def submit(self) -> None:
         """Starts all calls of ``generate`` that wait for it."""

@@ -28,7 +28,7 @@ _ABORTS_AT_ONCE: Final = 64
 _UNARY_AT_ONCE: Final = 1024
 _GRACE_SECONDS: Final = 2.0
 _SUBMITTED_TOGETHER: Final = 8
-"""Calls that are started by one wake-up of the transport's thread, at most: the first one waits for the last."""
+"""Calls that one wake-up of the transport's thread starts, at most: the first of them waits for the last."""
 _MOST_WAITING: Final = 1 << 14
 """Messages of a call that are kept for whoever reads them; more than the 10,000 that an engine replays."""
 _STATUS: Final = (

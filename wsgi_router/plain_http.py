@@ -3,8 +3,8 @@
 Half of what gunicorn takes for a short request is spent on parsing it, on its environ, and on the head of its
 answer. Nearly all requests are of a plain kind, whose head the core reads in one call (`http1`, which says
 what is plain). gunicorn goes on with a request, an environ and a response that are what its own would be;
-all else, from keeping connections to its hooks and its access log, is gunicorn's as ever. So are requests that
-are not plain: their bytes go to gunicorn's parser, which alone decides what is refused.
+all else, from keeping connections to its hooks and its access log, is gunicorn's as ever. So are requests
+that are not plain: their bytes go to gunicorn's parser, which alone decides what is refused.
 
 Two functions of gunicorn's are replaced, `http.get_parser` and `http.wsgi.create`, in each process after the
 fork; none where they, or what they make, are not as expected.
@@ -71,7 +71,9 @@ class PlainRequest(Request):  # type: ignore[misc]
     proxy_protocol_info: Any = None
     _expected_100_continue = False
 
-    def __init__(self, parser: PlainParser, head: bytes, environ: dict[str, Any], body: Any, close: bool) -> None:
+    def __init__(
+        self, parser: PlainParser, head: bytes, environ: dict[str, Any], body: Any, close: bool
+    ) -> None:
         self.cfg = parser.cfg
         self.peer_addr = self.remote_addr = parser.source_addr
         self.req_number = parser.req_count
@@ -101,6 +103,7 @@ class PlainParser(RequestParser):  # type: ignore[misc]
 
     def __init__(self, front: Front, source: Any, source_addr: Any) -> None:
         super().__init__(front.cfg, source, source_addr)
+        self.mesg: Any = None
         self._front = front
 
     def __next__(self) -> Any:
@@ -151,6 +154,8 @@ class PlainResponse(Response):  # type: ignore[misc]
     """gunicorn's response; the head of a plain one is put together at once."""
 
     _lines: str | None = None
+    status: str | None
+    headers_sent: bool
 
     def start_response(self, status: Any, headers: Any, exc_info: Any = None) -> Any:
         code = _STATUSES.get(status) or _status_code(status)
@@ -222,7 +227,9 @@ class Front:
             return self._get_parser(cfg, source, source_addr, http2_connection)
         return PlainParser(self, source, source_addr)
 
-    def create(self, req: Any, sock: Any, client: Any, server: Any, cfg: Any, *args: Any, **options: Any) -> Any:
+    def create(
+        self, req: Any, sock: Any, client: Any, server: Any, cfg: Any, *args: Any, **options: Any
+    ) -> Any:
         if type(req) is not PlainRequest:
             return self._create(req, sock, client, server, cfg, *args, **options)
         response, environ = PlainResponse(req, sock, cfg), req.environ

@@ -175,9 +175,13 @@ mod tests {
 
     #[test]
     fn a_plain_head() {
-        let text = "POST /v1/x?a=b&c HTTP/1.1\r\nHost: h:1\r\nContent-Length:  12 \r\nConnection: Close\r\n\r\n{}";
+        let text =
+            "POST /v1/x?a=b&c HTTP/1.1\r\nHost: h:1\r\nContent-Length:  12 \r\nConnection: Close\r\n\r\n{}";
         let (method, path, query, length, close, headers, end) = read(text).unwrap();
-        assert_eq!((method, path.as_str(), query.as_str(), length, close), ("POST", "/v1/x", "a=b&c", 12, true));
+        assert_eq!(
+            (method, path.as_str(), query.as_str(), length, close),
+            ("POST", "/v1/x", "a=b&c", 12, true)
+        );
         assert_eq!(headers[1], ("Content-Length".to_owned(), "12".to_owned()));
         assert_eq!(end, text.len() - 2);
     }

@@ -58,13 +58,20 @@ fn part(range: &Range<usize>) -> WrPart {
 /// # Safety
 /// See the module's conventions.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_plain_head(data: *const u8, len: usize, bounds: WrBounds, out: *mut WrHead) -> i32 {
+pub unsafe extern "C" fn wr_plain_head(
+    data: *const u8,
+    len: usize,
+    bounds: WrBounds,
+    out: *mut WrHead,
+) -> i32 {
     let mut plain = 0;
     guard(std::ptr::null_mut(), || {
         let (line, headers, header) = (bounds.line as usize, bounds.headers as usize, bounds.header as usize);
         let mut found = [const { (0..0, 0..0) }; MOST_HEADERS];
         let data = unsafe { input(data, len.min(u32::MAX as usize)) };
-        let Some(head) = plain_head(data, Bounds { line, headers, header }, &mut found) else { return Ok(()) };
+        let Some(head) = plain_head(data, Bounds { line, headers, header }, &mut found) else {
+            return Ok(());
+        };
         let mut headers = [WrHeader::default(); WR_MOST_HEADERS];
         for (slot, (name, value)) in headers.iter_mut().zip(head.headers) {
             *slot = WrHeader { name: part(name), value: part(value) };

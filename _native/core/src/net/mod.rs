@@ -168,13 +168,8 @@ impl Net {
         };
         let tls = options.tls.take().map(|options| Tls::new(&options)).transpose()?.map(Arc::new);
         let events = Events::new().map_err(refused)?;
-        let shared = Arc::new(Shared {
-            options,
-            tls,
-            events,
-            workers: Mutex::default(),
-            starts: Starts::default(),
-        });
+        let shared =
+            Arc::new(Shared { options, tls, events, workers: Mutex::default(), starts: Starts::default() });
         let runtime = Builder::new_current_thread().enable_all().max_blocking_threads(RESOLVERS).build();
         let runtime = runtime.map_err(refused)?;
         #[cfg(test)]
