@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support import models
 from tests.support.processes import ROOT
@@ -71,6 +73,59 @@ def test_ids_are_the_same_with_and_without(path: Path) -> None:
             assert (prepared.body, want.reused_tokens) == (want.body, 0)
             reused += prepared.reused_tokens
         assert reused > 0
+
+
+RAW_PIECES = (
+    *PIECES,
+    "\r\n",
+    "\r\n\r\n ",
+    " \t \n  ",
+    "\u3000\u00a0",
+    "1234567890123",
+    "٣٤٥",
+    "👩\u200d👩\u200d👧 𠮷",
+    "e\u0301\u0323",
+    "\u1100\u1161\u11a8",
+    "▁▁a",
+    "The customer's order, ",
+)
+
+
+def added_tokens(folder: Path) -> list[str]:
+    """The first and the last few of the tokens that a tokenizer matches in raw text."""
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    return [token["content"] for token in (*tokens[:4], *tokens[-4:])]
+
+
+@st.composite
+def raw_prompts(draw: st.DrawFn, pieces: list[str]) -> list[str]:
+    """Prompts of which each begins as another does, up to any character."""
+    text = st.lists(st.sampled_from(pieces), max_size=80).map("".join)
+    prompts = [draw(text)]
+    for _ in range(draw(st.integers(1, 5))):
+        shared = draw(st.sampled_from(prompts))
+        prompts.append(shared[: draw(st.integers(0, len(shared)))] + draw(text))
+    return prompts
+
+
+@pytest.mark.parametrize("path", FOLDERS, ids=lambda path: str(path.relative_to(ROOT / ".cache")))
+def test_raw_prompts_have_the_same_ids_with_and_without(path: Path) -> None:
+    plain, cached = native.Tokenizer(str(path)), native.Tokenizer(str(path), None, 1 << 20)
+    reused = 0
+
+    @models.examples(40)
+    @given(raw_prompts([*RAW_PIECES, *added_tokens(path)]))
+    def check(prompts: list[str]) -> None:
+        nonlocal reused
+        for prompt in filter(None, prompts):
+            job = json.dumps({"prompt": prompt}).encode()
+            prepared, want = cached.prepare(job), plain.prepare(job)
+            assert prepared.token_ids() == want.token_ids()
+            assert (prepared.body, want.reused_tokens) == (want.body, 0)
+            reused += prepared.reused_tokens
+
+    check()
+    assert reused > 0
 
 
 def count(name: str) -> float:

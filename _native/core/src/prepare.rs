@@ -149,9 +149,9 @@ pub fn prepare(
             check_text(&prompt, &job, tokenizer.longest_token())?;
             if job.messages.is_some() {
                 // A template writes its own special tokens: the tokenizer must not add BOS a second time.
-                tokenizer.encode_prompt(&prompt)?
+                tokenizer.encode_prompt(&prompt, false)?
             } else {
-                (encode_raw(tokenizer, &prompt)?, 0)
+                encode_raw(tokenizer, &prompt)?
             }
         }
     };
@@ -160,16 +160,17 @@ pub fn prepare(
     Ok(Prepared { prompt, input_ids, reused, max_new_tokens, body })
 }
 
-/// The ids of raw text. A text that itself begins with BOS does not get another one.
-fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
-    let mut ids = tokenizer.encode(prompt, true)?;
+/// The ids of raw text, and how many the prompt cache had. A text that itself begins with BOS does not get another
+/// one.
+fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<(Vec<u32>, usize)> {
+    let (mut ids, reused) = tokenizer.encode_prompt(prompt, true)?;
     let bos = tokenizer.special_tokens().get("bos_token").filter(|bos| prompt.starts_with(bos.as_str()));
     if let Some(bos) = bos.and_then(|bos| tokenizer.token_id(bos))
         && ids.starts_with(&[bos, bos])
     {
         ids.remove(0);
     }
-    Ok(ids)
+    Ok((ids, reused))
 }
 
 fn parse(job: &[u8]) -> Result<Job> {
