@@ -5,6 +5,10 @@
 //! matched in the raw text ([`Backend::cuts`]). From there on it neither looks back nor carries anything over,
 //! but for whether a text opens the prompt: what stands before the first cut is no part.
 //!
+//! So a raw text is in it as a chat is if special tokens stand in it, as where a client renders the template itself;
+//! those that the tokenizer puts around a text ([`Backend::around`]) are no part either. Plain text is not: where it
+//! is cut depends on pattern, normalizer and merges, and on what stands around.
+//!
 //! The key is the text, not a digest of it: no client can craft a text that is given another's ids. (The table's
 //! hash has a random key of the process; who guessed it would win collisions, which cost time only.)
 
