@@ -33,7 +33,7 @@ pub struct GenerateRequest {
 
 impl GenerateRequest {
     /// The bytes of this request, whose `tokenized` is left empty, with `input_ids` there. (prost would have to be
-    /// given a copy of them, and takes several times as long: they are nearly all of a long prompt's message.)
+    /// given a copy of them, and measures them anew at each level before it writes them.)
     pub fn encode_with(&self, input_ids: &[u32]) -> Vec<u8> {
         let packed: usize = input_ids.iter().map(|&id| encoded_len_varint(id.into())).sum();
         let inner = key_len(IDS_FIELD) + encoded_len_varint(packed as u64) + packed;
