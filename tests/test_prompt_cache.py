@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,37 @@ PIECES = (
     "I'll don't ",
     "",
 )
+RAW_PIECES = (
+    *PIECES,
+    "\r\n",
+    "\r\n\r\n ",
+    " \t \n  ",
+    "\u3000\u00a0",
+    "1234567890123",
+    "٣٤٥",
+    "👩\u200d👩\u200d👧 𠮷",
+    "e\u0301\u0323",
+    "\u1100\u1161\u11a8",
+    "▁▁a",
+    "The customer's order, ",
+)
+
+
+def added_tokens(folder: Path) -> list[str]:
+    """The first and the last few of the tokens that a tokenizer matches in raw text."""
+    tokens = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
+    return [token["content"] for token in (*tokens[:4], *tokens[-4:])]
+
+
+def raw_prompts(seed: int, pieces: Sequence[str]) -> list[bytes]:
+    """Jobs: prompts that begin as an earlier one does, up to any character."""
+    chance = random.Random(seed)
+    prompts = ["".join(chance.choices(pieces, k=100))]
+    for _ in range(200):
+        shared = chance.choice(prompts)
+        shared = shared[: chance.randint(0, len(shared))]
+        prompts.append(shared + "".join(chance.choices(pieces, k=chance.randrange(1, 80))))
+    return [json.dumps({"prompt": prompt}).encode() for prompt in prompts if prompt]
 
 
 def turn(chance: random.Random) -> str:
@@ -55,6 +87,17 @@ def conversations(seed: int) -> list[bytes]:
     return jobs
 
 
+def reused(cached: native.Tokenizer, plain: native.Tokenizer, jobs: Sequence[bytes]) -> int:
+    """Tokens that came out of the cache, the same as without it."""
+    known = 0
+    for job in jobs:
+        prepared, want = cached.prepare(job), plain.prepare(job)
+        assert prepared.token_ids() == want.token_ids(), job
+        assert (prepared.body, want.reused_tokens) == (want.body, 0)
+        known += prepared.reused_tokens
+    return known
+
+
 @pytest.mark.parametrize("path", FOLDERS, ids=lambda path: str(path.relative_to(ROOT / ".cache")))
 def test_ids_are_the_same_with_and_without(path: Path) -> None:
     folder = str(path)
@@ -63,14 +106,8 @@ def test_ids_are_the_same_with_and_without(path: Path) -> None:
         if not plain.info["has_chat_template"]:
             continue
         cached = native.Tokenizer(folder, template, 1 << 20)
-        reused = 0
-        for job in conversations(seed):
-            prepared = cached.prepare(job)
-            want = plain.prepare(job)
-            assert prepared.token_ids() == want.token_ids()
-            assert (prepared.body, want.reused_tokens) == (want.body, 0)
-            reused += prepared.reused_tokens
-        assert reused > 0
+        assert reused(cached, plain, conversations(seed)) > 0
+    assert reused(cached, plain, raw_prompts(seed, [*RAW_PIECES, *added_tokens(path)])) > 0
 
 
 def count(name: str) -> float:

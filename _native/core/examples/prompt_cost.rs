@@ -2,7 +2,8 @@
 //!
 //! `prompt_cost PATH` (a model's folder) times, for a conversation of one long system prompt and a growing
 //! number of turns: the rendering of the template, the encoding of its prompt without and with a warm prompt cache,
-//! and the whole preparation without.
+//! and the whole preparation without and with. Then the same prompt sent as raw text, with the special tokens that
+//! the template wrote and without them.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -47,7 +48,7 @@ fn main() {
         });
         cached.cache_prompts(CACHE);
         let hit = time(&prompts, |prompt| {
-            black_box(cached.encode_prompt(prompt).expect("ids"));
+            black_box(cached.encode_prompt(prompt, false).expect("ids"));
         });
         println!(
             "{turns:3} turns, {:6} tokens, {:7} bytes: parse and render {rendering:?}, encode {encoding:?}, \
@@ -55,7 +56,25 @@ fn main() {
             tokens / jobs.len(),
             prompts[0].len()
         );
+        // Without these the special tokens are text like any other.
+        let plain = |prompt: &String| prompt.replace(['<', '>'], "");
+        for (name, prompts) in [("raw", prompts.clone()), ("plain", prompts.iter().map(plain).collect())] {
+            let jobs: Vec<Vec<u8>> = prompts.iter().map(|prompt| raw_job(prompt)).collect();
+            let encoding = time(&prompts, |prompt| {
+                black_box(tokenizer.encode(prompt, true).expect("ids"));
+            });
+            let [whole, hit] = [&tokenizer, &cached].map(|tokenizer| {
+                time(&jobs, |job| {
+                    black_box(prepare(tokenizer, None, job, &Limits::default()).expect("a request"));
+                })
+            });
+            println!("           {name}: encode {encoding:?}, prepare {whole:?}, with the cache {hit:?}");
+        }
     }
+}
+
+fn raw_job(prompt: &str) -> Vec<u8> {
+    json!({"prompt": prompt, "context_length": 131072}).to_string().into()
 }
 
 /// The median of several rounds over `items`, for one of them.

@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use prost::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
@@ -13,9 +12,7 @@ use crate::error::{Code, Error, Result};
 use crate::integers;
 use crate::template::{ChatTemplate, Limits, RESERVED, RenderInput};
 use crate::tokenizer::Tokenizer;
-use crate::wire::{
-    Constraint, GenerateRequest, Kind, ListValue, SamplingParams, Struct, TokenizedInput, Value,
-};
+use crate::wire::{Constraint, GenerateRequest, Kind, ListValue, SamplingParams, Struct, Value};
 
 /// What to prepare. Exactly one of `messages`, `prompt` and `input_ids` is there.
 #[derive(Debug, Deserialize)]
@@ -149,9 +146,9 @@ pub fn prepare(
             check_text(&prompt, &job, tokenizer.longest_token())?;
             if job.messages.is_some() {
                 // A template writes its own special tokens: the tokenizer must not add BOS a second time.
-                tokenizer.encode_prompt(&prompt)?
+                tokenizer.encode_prompt(&prompt, false)?
             } else {
-                (encode_raw(tokenizer, &prompt)?, 0)
+                encode_raw(tokenizer, &prompt)?
             }
         }
     };
@@ -160,16 +157,17 @@ pub fn prepare(
     Ok(Prepared { prompt, input_ids, reused, max_new_tokens, body })
 }
 
-/// The ids of raw text. A text that itself begins with BOS does not get another one.
-fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
-    let mut ids = tokenizer.encode(prompt, true)?;
+/// The ids of raw text, and how many the prompt cache had. A text that itself begins with BOS does not get another
+/// one.
+fn encode_raw(tokenizer: &Tokenizer, prompt: &str) -> Result<(Vec<u32>, usize)> {
+    let (mut ids, reused) = tokenizer.encode_prompt(prompt, true)?;
     let bos = tokenizer.special_tokens().get("bos_token").filter(|bos| prompt.starts_with(bos.as_str()));
     if let Some(bos) = bos.and_then(|bos| tokenizer.token_id(bos))
         && ids.starts_with(&[bos, bos])
     {
         ids.remove(0);
     }
-    Ok(ids)
+    Ok((ids, reused))
 }
 
 fn parse(job: &[u8]) -> Result<Job> {
@@ -304,7 +302,7 @@ fn clamp(tokens: u64) -> u32 {
 fn encode(job: &Job, input_ids: &[u32], max_new_tokens: Option<u32>) -> Result<Vec<u8>> {
     let request = GenerateRequest {
         request_id: String::new(),
-        tokenized: Some(TokenizedInput { original_text: String::new(), input_ids: input_ids.to_vec() }),
+        tokenized: None,
         sampling_params: Some(sampling_params(&job.sampling, max_new_tokens)?),
         return_logprob: job.return_logprob,
         logprob_start_len: job.logprob_start_len,
@@ -314,7 +312,7 @@ fn encode(job: &Job, input_ids: &[u32], max_new_tokens: Option<u32>) -> Result<V
         stream: job.stream,
         require_reasoning: job.require_reasoning,
     };
-    Ok(request.encode_to_vec())
+    Ok(request.encode_with(input_ids))
 }
 
 fn sampling_params(sampling: &Sampling, max_new_tokens: Option<u32>) -> Result<SamplingParams> {
@@ -378,9 +376,11 @@ fn value(json: &Json) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use prost::Message;
     use serde_json::json;
 
     use super::*;
+    use crate::wire::TokenizedInput;
 
     fn job(mut fields: Json) -> Job {
         if fields.get("input_ids").is_none() {

@@ -2,6 +2,7 @@
 //! (`GenerateResponse`). Field numbers are those of `proto/wsgi_router/pb/sglang_scheduler.proto`;
 //! fields the core has no use for are skipped when read.
 
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 use prost::{Message, Oneof};
 
 #[derive(Clone, PartialEq, Message)]
@@ -28,6 +29,39 @@ pub struct GenerateRequest {
     pub stream: bool,
     #[prost(bool, tag = "18")]
     pub require_reasoning: bool,
+}
+
+impl GenerateRequest {
+    /// The bytes of this request, whose `tokenized` is left empty, with `input_ids` there. (prost would have to be
+    /// given a copy of them, and measures them anew at each level before it writes them.)
+    pub fn encode_with(&self, input_ids: &[u32]) -> Vec<u8> {
+        let packed: usize = input_ids.iter().map(|&id| encoded_len_varint(id.into())).sum();
+        let inner = key_len(IDS_FIELD) + encoded_len_varint(packed as u64) + packed;
+        let outer = key_len(TOKENIZED_FIELD) + encoded_len_varint(inner as u64) + inner;
+        let mut out = Vec::with_capacity(self.encoded_len() + outer);
+        self.encode_raw(&mut out);
+        for (field, length) in [(TOKENIZED_FIELD, inner), (IDS_FIELD, packed)] {
+            encode_key(field, WireType::LengthDelimited, &mut out);
+            encode_varint(length as u64, &mut out);
+        }
+        input_ids.iter().for_each(|&id| put_id(id, &mut out));
+        out
+    }
+}
+
+/// The fields of [`GenerateRequest::tokenized`] and [`TokenizedInput::input_ids`].
+const TOKENIZED_FIELD: u32 = 2;
+const IDS_FIELD: u32 = 2;
+
+/// A varint; most ids have two bytes or three.
+fn put_id(id: u32, out: &mut Vec<u8>) {
+    let byte = |shift: u32| (id >> shift) as u8;
+    match id {
+        0..=0x7F => out.push(byte(0)),
+        0x80..=0x3FFF => out.extend_from_slice(&[byte(0) | 0x80, byte(7)]),
+        0x4000..=0x1F_FFFF => out.extend_from_slice(&[byte(0) | 0x80, byte(7) | 0x80, byte(14)]),
+        _ => encode_varint(id.into(), out),
+    }
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -230,4 +264,26 @@ pub enum MatchedStop {
     TokenId(u32),
     #[prost(string, tag = "9")]
     Text(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_written_as_prost_writes_them() {
+        let edges =
+            [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1F_FFFF, 0x20_0000, 0xFFF_FFFF, 0x1000_0000, u32::MAX];
+        let bare = GenerateRequest { lora_id: "l".into(), stream: true, ..Default::default() };
+        for count in [1, 2, 5, 11, 60, 200, 9000] {
+            let input_ids: Vec<u32> = edges.iter().copied().cycle().take(count).collect();
+            let got = bare.encode_with(&input_ids);
+            let want = GenerateRequest {
+                tokenized: Some(TokenizedInput { original_text: String::new(), input_ids }),
+                ..bare.clone()
+            };
+            assert_eq!(GenerateRequest::decode(&*got).unwrap(), want);
+            assert_eq!(got.len(), want.encoded_len());
+        }
+    }
 }

@@ -38,7 +38,7 @@ use serde_json::{Map, Value as Json};
 use crate::error::{Code, Error, Result};
 use messages::Continued;
 pub use messages::{Content, Forms, Missing};
-use value::from_json;
+use value::{Variables, from_json};
 
 /// The name a template has in its environment.
 const NAME: &str = "chat_template";
@@ -47,6 +47,8 @@ const MAX_SOURCE: usize = 256 << 10;
 /// Stands where a prompt to be continued is cut off; the blank at its end tells whether the template
 /// trimmed the text before it.
 const CONTINUE_MARK: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+/// Bytes: what a short prompt does not outgrow.
+const USUAL_PROMPT: usize = 512;
 /// What kwargs cannot set: the arguments of `apply_chat_template`, the template itself, which would be code of
 /// the client's, and the clock.
 pub const RESERVED: [&str; 9] = [
@@ -104,7 +106,7 @@ pub struct RenderInput<'a> {
 #[derive(Debug)]
 pub struct ChatTemplate {
     env: Environment<'static>,
-    special_tokens: Vec<(String, Value)>,
+    special_tokens: Vec<(Value, Value)>,
     forms: Forms,
     /// The template names `content`, so that it can be continued.
     reads_content: bool,
@@ -139,7 +141,8 @@ impl ChatTemplate {
             env,
             special_tokens: special_tokens
                 .iter()
-                .map(|(name, token)| (name.clone(), Value::from(token.as_str())))
+                .filter(|(name, _)| !RESERVED.contains(&name.as_str()))
+                .map(|(name, token)| (Value::from(name.as_str()), Value::from(token.as_str())))
                 .collect(),
             forms: Forms::AS_GIVEN,
             reads_content: source.contains("content"),
@@ -189,8 +192,12 @@ impl ChatTemplate {
     fn context(&self, input: &RenderInput, messages: Value) -> Value {
         let optional = |given: Option<&Json>| given.map_or_else(|| Value::from(()), from_json);
         let special = self.special_tokens.iter();
-        let mut context: Vec<(Value, Value)> =
-            special.map(|(name, token)| (Value::from(name.as_str()), token.clone())).collect();
+        let mut context = Vec::with_capacity(self.special_tokens.len() + input.kwargs.len() + 5);
+        context.extend(
+            special
+                .filter(|(name, _)| !name.as_str().is_some_and(|name| input.kwargs.contains_key(name)))
+                .cloned(),
+        );
         let kwargs = input.kwargs.iter().filter(|(name, _)| !RESERVED.contains(&name.as_str()));
         context.extend(kwargs.map(|(name, given)| (Value::from(name.as_str()), from_json(given))));
         context.push((Value::from("messages"), messages));
@@ -200,7 +207,7 @@ impl ChatTemplate {
         if let Some(now) = input.now {
             context.push((Value::from(builtins::NOW), Value::from(now)));
         }
-        Value::from_pairs(context)
+        Variables::value(context)
     }
 
     fn run(&self, context: Value, limits: &Limits) -> Result<String> {
@@ -208,7 +215,8 @@ impl ChatTemplate {
         let mut env = self.env.clone();
         env.set_fuel(Some(limits.fuel));
         let template = env.get_template(NAME).map_err(|error| load_error(&error))?;
-        let mut out = Bounded { text: Vec::new(), limit: limits.max_output, full: false };
+        let mut out =
+            Bounded { text: Vec::with_capacity(USUAL_PROMPT), limit: limits.max_output, full: false };
         let result = template.render_captured_to(context, &mut out).map(drop);
         if out.full {
             let text = format!("the rendered prompt is longer than {} bytes", limits.max_output);

@@ -9,6 +9,7 @@ use super::{ChatTemplate, ContentForm, Limits, RenderInput};
 use crate::error::{Code, Error, Result};
 
 mod text;
+mod variables;
 
 fn compile(source: &str) -> ChatTemplate {
     let tokens = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);

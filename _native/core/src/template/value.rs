@@ -12,7 +12,7 @@ use super::{methods, repr};
 use crate::integers;
 
 /// Dicts larger than this get a hash index.
-const SCAN_LIMIT: usize = 12;
+const SCAN_LIMIT: usize = 16;
 
 /// A Python dict with string keys, in order of insertion.
 ///
@@ -67,6 +67,27 @@ impl Object for Dict {
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         repr::write_unpaid(f, &Value::from_dyn_object(self.clone()))
+    }
+}
+
+/// A template's variables. No name is a method here.
+#[derive(Debug)]
+pub struct Variables(Dict);
+
+impl Variables {
+    /// `entries`: as those of a [`Dict`].
+    pub fn value(entries: Vec<(Value, Value)>) -> Value {
+        Value::from_object(Self(Dict::new(entries)))
+    }
+}
+
+impl Object for Variables {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.0.get(key.as_str()?).cloned()
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.0.get(key).cloned()
     }
 }
 

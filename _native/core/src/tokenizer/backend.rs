@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 
 use daachorse::{DoubleArrayAhoCorasick, DoubleArrayAhoCorasickBuilder, MatchKind};
 use tokenizers::pipeline::{EncodeOptions, PipelinePatternMatcher, PipelineToken, PipelineTokenizer};
-use tokenizers_fallback::ModelWrapper;
+use tokenizers_fallback::{Encoding, ModelWrapper, Token};
 
 use super::file::File;
 use super::han::HanApart;
@@ -26,11 +26,21 @@ pub struct AddedToken {
     pub special: bool,
 }
 
+/// The special tokens that belong around a text.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Around {
+    pub before: Vec<u32>,
+    pub after: Vec<u32>,
+}
+
 pub trait Backend: Send + Sync {
     fn name(&self) -> &'static str;
 
     /// Appends the ids of `text`.
     fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String>;
+
+    /// What [`Self::encode`] with special tokens adds to the ids it gives without; None if it does anything else.
+    fn around(&self) -> Option<&Around>;
 
     /// Where `text` can be cut, in order: each piece, encoded alone and without special tokens, has the ids that
     /// it has within the whole, as it begins with an added token that is matched in the raw text. (What stands
@@ -71,6 +81,7 @@ pub fn load(text: Option<&str>, file: &File) -> Result<Box<dyn Backend>, String>
 
 struct Pipeline {
     inner: PipelineTokenizer,
+    around: Around,
     cuttable: bool,
 }
 
@@ -88,7 +99,11 @@ impl Pipeline {
         let added = pipeline.get_added_vocabulary().get_added_tokens_decoder();
         // Such a token is matched by what stands around it, on the other side of a cut too.
         let cuttable = !added.values().any(|token| token.single_word && !token.normalized);
-        let backend = Self { inner: pipeline, cuttable };
+        let template = &pipeline.get_post_processor().single;
+        let [before, after] = [&template.prefix, &template.suffix]
+            .map(|tokens| tokens.iter().map(|(token, _)| token.id()).collect());
+        let around = Around { before, after };
+        let backend = Self { inner: pipeline, around, cuttable };
         backend.encode("a b\n", true, &mut Vec::new())?;
         Ok(backend)
     }
@@ -100,11 +115,22 @@ impl Backend for Pipeline {
     }
 
     fn encode(&self, text: &str, add_special_tokens: bool, ids: &mut Vec<u32>) -> Result<(), String> {
-        let options = EncodeOptions { add_special_tokens, ..EncodeOptions::default() };
+        // The library would copy the text if it had to add them.
+        let options = EncodeOptions { add_special_tokens: false, ..EncodeOptions::default() };
         let mut tokens: Vec<PipelineToken> = Vec::with_capacity(text.len() / 3 + 8);
         self.inner.encode_into(text, &options, &mut tokens).map_err(|e| e.to_string())?;
+        if add_special_tokens {
+            ids.extend_from_slice(&self.around.before);
+        }
         ids.extend_from_slice(PipelineToken::cast_slice(&tokens));
+        if add_special_tokens {
+            ids.extend_from_slice(&self.around.after);
+        }
         Ok(())
+    }
+
+    fn around(&self) -> Option<&Around> {
+        Some(&self.around)
     }
 
     /// Found as the library finds them. It normalizes, cuts and merges what stands between two such tokens by
@@ -139,6 +165,7 @@ impl Backend for Pipeline {
 
 pub struct Classic {
     inner: tokenizers_fallback::Tokenizer,
+    around: Option<Around>,
     /// What cuts a text; None if that is not known.
     cutter: Option<DoubleArrayAhoCorasick<u32>>,
 }
@@ -148,8 +175,22 @@ impl Classic {
         let mut inner = tokenizers_fallback::Tokenizer::from_bytes(text).map_err(|e| e.to_string())?;
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|e| e.to_string())?;
-        let cutter = cutter(&inner);
-        Ok(Self { inner, cutter })
+        let (around, cutter) = (around(&inner), cutter(&inner));
+        Ok(Self { inner, around, cutter })
+    }
+}
+
+/// What `tokenizer` puts around a text: what it puts around a token that no vocabulary has, as its last step looks
+/// at no ids.
+fn around(tokenizer: &tokenizers_fallback::Tokenizer) -> Option<Around> {
+    let text = Token::new(u32::MAX, "a".into(), (0, 1));
+    let alone = Encoding::from_tokens(vec![text], 0);
+    let whole = tokenizer.post_process(alone, None, true).ok()?;
+    let mut parts = whole.get_ids().split(|&id| id == u32::MAX).map(<[u32]>::to_vec);
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(before), Some(after), None) => Some(Around { before, after }),
+        // A template may name the text twice, or never.
+        _ => None,
     }
 }
 
@@ -177,6 +218,10 @@ impl Backend for Classic {
         let encoding = self.inner.encode_fast(text, add_special_tokens).map_err(|e| e.to_string())?;
         ids.extend_from_slice(encoding.get_ids());
         Ok(())
+    }
+
+    fn around(&self) -> Option<&Around> {
+        self.around.as_ref()
     }
 
     fn cuts(&self, text: &str) -> Vec<usize> {

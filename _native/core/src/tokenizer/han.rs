@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use super::backend::{AddedToken, Backend, Classic};
+use super::backend::{AddedToken, Around, Backend, Classic};
 
 /// What a pattern has that puts Chinese characters first.
 pub const FIRST_CHOICE: &str = r"[\p{Han}]+|";
@@ -31,6 +31,10 @@ impl<B: Backend> Backend for HanApart<B> {
         }
         let older = self.older.get_or_init(|| Classic::load(&self.definition));
         older.as_ref().map_err(Clone::clone)?.encode(text, add_special_tokens, ids)
+    }
+
+    fn around(&self) -> Option<&Around> {
+        self.newer.around()
     }
 
     /// Where the whole text is not taken the slow way, no piece of it is.

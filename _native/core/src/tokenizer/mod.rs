@@ -34,7 +34,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::error::{Code, Error, Result};
-use backend::Backend;
+use backend::{Around, Backend};
 use config::{Config, unreadable};
 use declared::Declared;
 pub use decoder::TextDecoder;
@@ -140,14 +140,19 @@ impl Tokenizer {
         self.prompts = (bytes > 0).then(|| PromptCache::new(bytes));
     }
 
-    /// The ids of a prompt that has its own special tokens: those of [`Self::encode`] with none added. The second
-    /// number tells how many of them were known from earlier prompts.
-    pub fn encode_prompt(&self, text: &str) -> Result<(Vec<u32>, usize)> {
-        let Some(prompts) = self.prompts.as_ref().filter(|_| text.len() >= LEAST) else {
-            return Ok((self.encode(text, false)?, 0));
+    /// The ids of a prompt, those of [`Self::encode`]. The second number tells how many of them were known from
+    /// earlier prompts.
+    pub fn encode_prompt(&self, text: &str, add_special_tokens: bool) -> Result<(Vec<u32>, usize)> {
+        let nothing = Around::default();
+        let around = if add_special_tokens { self.backend.around() } else { Some(&nothing) };
+        let prompts = self.prompts.as_ref().filter(|_| text.len() >= LEAST);
+        let (Some(prompts), Some(around)) = (prompts, around) else {
+            return Ok((self.encode(text, add_special_tokens)?, 0));
         };
         let mut ids = Vec::with_capacity(text.len() / 3 + 8);
+        ids.extend_from_slice(&around.before);
         let reused = prompts.encode(self.backend.as_ref(), text, &mut ids).map_err(untokenisable)?;
+        ids.extend_from_slice(&around.after);
         Ok((ids, reused))
     }
 

@@ -5,6 +5,10 @@
 //! matched in the raw text ([`Backend::cuts`]). From there on it neither looks back nor carries anything over,
 //! but for whether a text opens the prompt: what stands before the first cut is no part.
 //!
+//! So a raw text is in it as a chat is if special tokens stand in it, as where a client renders the template itself;
+//! those that the tokenizer puts around a text ([`Backend::around`]) are no part either. Plain text is not: where it
+//! is cut depends on pattern, normalizer and merges, and on what stands around.
+//!
 //! The key is the text, not a digest of it: no client can craft a text that is given another's ids. (The table's
 //! hash has a random key of the process; who guessed it would win collisions, which cost time only.)
 
@@ -239,6 +243,50 @@ mod tests {
         ]
     }
 
+    /// Tokens put around a text in each way that is known, and whether its ids can be told apart from them.
+    fn wrappings() -> Vec<(&'static str, Value, bool)> {
+        let around = |file: Value, sequence: &[&str]| {
+            let [s, e] = [1, 2].map(|token| file["added_tokens"][token]["content"].clone());
+            let piece = |name: &&str| match *name {
+                "text" => json!({"Sequence": {"id": "A", "type_id": 0}}),
+                name => json!({"SpecialToken": {"id": if name == "s" { &s } else { &e }, "type_id": 0}}),
+            };
+            let single: Vec<Value> = sequence.iter().map(piece).collect();
+            let pair =
+                json!([{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}]);
+            let mut known = json!({});
+            for (name, token) in [(&s, &file["added_tokens"][1]), (&e, &file["added_tokens"][2])] {
+                known[name.as_str().unwrap()] = json!({"id": name, "ids": [token["id"]], "tokens": [name]});
+            }
+            let step = json!({"type": "TemplateProcessing", "single": single, "pair": pair,
+                              "special_tokens": known});
+            with(file, "post_processor", step)
+        };
+        let classic = kinds().into_iter().find(|(kind, ..)| *kind == "older").unwrap().1;
+        let id = |token: usize| {
+            json!([classic["added_tokens"][token]["content"], classic["added_tokens"][token]["id"]])
+        };
+        let bert = json!({"type": "BertProcessing", "sep": id(1), "cls": id(0)});
+        let roberta = json!({"type": "RobertaProcessing", "sep": id(1), "cls": id(0), "trim_offsets": true,
+                             "add_prefix_space": false});
+        let bytes =
+            json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+        let template = around(classic.clone(), &["s", "text"])["post_processor"].clone();
+        let several = json!({"type": "Sequence", "processors": [bytes, template]});
+        vec![
+            ("before", around(byte_fallback_file(), &["s", "text"]), true),
+            ("both", around(byte_level_file(), &["s", "e", "text", "e"]), true),
+            ("Unigram, behind", around(unigram(), &["text", "e"]), true),
+            ("WordPiece, both", around(word_piece(), &["s", "text", "e"]), true),
+            ("older, both", around(classic.clone(), &["s", "text", "e", "e"]), true),
+            ("older, Bert's", with(classic.clone(), "post_processor", bert), true),
+            ("older, RoBERTa's", with(classic.clone(), "post_processor", roberta), true),
+            ("older, several", with(classic.clone(), "post_processor", several), true),
+            ("older, none", with(classic.clone(), "post_processor", Value::Null), true),
+            ("twice", around(classic, &["text", "s", "text"]), false),
+        ]
+    }
+
     fn cached(file: &Value, bytes: usize) -> Tokenizer {
         let mut tokenizer = load(file);
         tokenizer.cache_prompts(bytes);
@@ -274,13 +322,30 @@ mod tests {
             let mut reused = 0;
             for _ in 0..120 {
                 let text = prompt(&mut random, &turns);
-                let (ids, known) = tokenizer.encode_prompt(&text).unwrap();
+                let (ids, known) = tokenizer.encode_prompt(&text, false).unwrap();
                 if kind != "dropout" {
                     assert_eq!(ids, plain.encode(&text, false).unwrap(), "{kind}: {text:?}");
                 }
                 reused += known;
             }
             assert_eq!(reused > 0, cuttable, "{kind}");
+        }
+    }
+
+    #[test]
+    fn special_tokens_stand_around_cached_ids_too() {
+        for (kind, file, known) in wrappings() {
+            let mut random = Random::new(4);
+            let turns = turns(&mut random);
+            let (tokenizer, plain) = (cached(&file, 1 << 20), load(&file));
+            let mut reused = 0;
+            for _ in 0..60 {
+                let text = prompt(&mut random, &turns);
+                let (ids, found) = tokenizer.encode_prompt(&text, true).unwrap();
+                assert_eq!(ids, plain.encode(&text, true).unwrap(), "{kind}: {text:?}");
+                reused += found;
+            }
+            assert_eq!(reused > 0, known, "{kind}");
         }
     }
 
@@ -298,7 +363,7 @@ mod tests {
             format!("<|im_end|>{body}<|im_start|>bc{body}<|im_end|>"),
             format!("<|im_end|>{body}"),
         ] {
-            let found = tokenizer.encode_prompt(&text).unwrap().0;
+            let found = tokenizer.encode_prompt(&text, false).unwrap().0;
             assert_eq!(found, plain.encode(&text, false).unwrap(), "{text}");
         }
     }
@@ -310,7 +375,7 @@ mod tests {
         for turn in 0..8 {
             let before = tokenizer.encode(&text, false).unwrap().len();
             text += &format!("<|im_start|>{turn}{}<|im_end|>", "ab ".repeat(100));
-            let (_, reused) = tokenizer.encode_prompt(&text).unwrap();
+            let (_, reused) = tokenizer.encode_prompt(&text, false).unwrap();
             assert!(turn == 0 || reused + 1 >= before, "{turn}: {reused} of {before}");
         }
     }
@@ -320,7 +385,7 @@ mod tests {
         let most = 64 << 10;
         let tokenizer = cached(&byte_level_file(), most);
         let text = |n: usize| format!("<|im_start|>{n} {}<|im_end|>", "hello ".repeat(100));
-        let known = |n: usize| tokenizer.encode_prompt(&text(n)).unwrap().1 > 0;
+        let known = |n: usize| tokenizer.encode_prompt(&text(n), false).unwrap().1 > 0;
         for n in 0..500 {
             assert!(!known(n));
             // Asked for again and again, it stays.
@@ -336,7 +401,7 @@ mod tests {
         let tokenizer = cached(&byte_level_file(), 8 << 10);
         let text = format!("<|im_start|>{}<|im_end|>", "hello ".repeat(1000));
         for _ in 0..2 {
-            let (ids, reused) = tokenizer.encode_prompt(&text).unwrap();
+            let (ids, reused) = tokenizer.encode_prompt(&text, false).unwrap();
             assert_eq!((ids, reused), (tokenizer.encode(&text, false).unwrap(), 0));
         }
         assert_eq!(tokenizer.prompts.as_ref().unwrap().size(), (0, 0));
@@ -347,7 +412,7 @@ mod tests {
         let tokenizer = cached(&byte_level_file(), 0);
         let text = format!("<|im_start|>{}<|im_end|>", "hello ".repeat(100));
         for _ in 0..2 {
-            assert_eq!(tokenizer.encode_prompt(&text).unwrap().1, 0);
+            assert_eq!(tokenizer.encode_prompt(&text, false).unwrap().1, 0);
         }
     }
 
@@ -364,7 +429,7 @@ mod tests {
                     let mut random = Random::new(seed);
                     for _ in 0..60 {
                         let text = prompt(&mut random, turns);
-                        let ids = tokenizer.encode_prompt(&text).unwrap().0;
+                        let ids = tokenizer.encode_prompt(&text, false).unwrap().0;
                         assert_eq!(ids, plain.encode(&text, false).unwrap(), "{text:?}");
                     }
                 });
