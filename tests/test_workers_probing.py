@@ -128,7 +128,7 @@ def test_a_process_need_not_look_to_know_what_was_just_told(server: MakeServer) 
     wait_until(lambda: up(first) == [A, B])
     made.leaders.clear()
     second, _ = made.start()
-    second._closed = True  # it looks no more
+    second._looking.stop()  # it looks no more
     first._take_answer(first.workers[1], info("other").SerializeToString())
     assert second.resolve_model("other").name == "other"
     assert second.workers[1].card_number == 2

@@ -70,17 +70,15 @@ class Tokenizers:
         self._transport = transport
         self._default = known.get(native.DEFAULT)
         self._loaded = {model: known[model] for model in self.named}
-        self._board = board.current()
         self._store: Store | None = None
         self._getting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._told: set[str] = set()
         self._first = runtime.wakeup()
-        self._wakeup = runtime.wakeup()
+        self._looking = runtime.PeriodicTask("looking after the tokenizers", self._look, _LOOK_SECONDS)
         self._compared: set[Worker] = set()
         self._comparing = False
-        self._closed = False
 
     def of(self, model: str) -> native.Tokenizer:
         """The tokenizer of a served model. Raises NoTokenizerError."""
@@ -100,8 +98,8 @@ class Tokenizers:
     def start(self) -> None:
         """Begins to get what the settings do not name. Once, after the fork."""
         if self._default is None:
-            self._store = Store(self._board, self._settings.tokenizer_cache)
-            runtime.spawn(self._look_after)
+            self._store = Store(board.current(), self._settings.tokenizer_cache)
+            self._looking.start()
 
     def wait(self, seconds: float = FIRST_SECONDS) -> None:
         """Returns once the models that are known now have tokenizers, or getting one has failed.
@@ -112,14 +110,13 @@ class Tokenizers:
         models = self._missing()
         while any(not self._is_settled(model) for model in models):
             left = deadline - time.monotonic()
-            if left <= 0 or self._closed:
+            if left <= 0 or self._looking.stopped:
                 return
             self._first.wait(min(left, _LOOK_SECONDS))
 
     def close(self) -> None:
         """Ends what `start` began. Idempotent."""
-        self._closed = True
-        self._wakeup.set()
+        self._looking.stop()
         if self._store is not None:
             self._store.close()
 
@@ -134,14 +131,6 @@ class Tokenizers:
     def _served(self, worker: Worker) -> str:
         """The name under which a worker's model is served, "" if it is not known."""
         return "" if worker.card is None else self._settings.model or worker.card.name
-
-    def _look_after(self) -> None:
-        while not self._closed:
-            try:
-                self._look()
-            except Exception:
-                _LOG.exception("looking after the tokenizers failed")
-            self._wakeup.wait(_LOOK_SECONDS)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -173,10 +162,10 @@ class Tokenizers:
         finally:
             self._getting.discard(model)
             self._first.set()
-            self._wakeup.set()
+            self._looking.wake()
 
     def _failed(self, model: str, why: str) -> None:
-        if self._closed:
+        if self._looking.stopped:
             return
         count = self._failures.get(model, 0)
         self._failures[model] = count + 1
@@ -244,7 +233,7 @@ class Tokenizers:
         """Looks at the workers that nobody has compared with their model's tokenizer, one after the other."""
         workers = self._pool.workers
         self._compared &= {worker for worker in workers if worker.state is not State.DOWN}
-        if self._comparing or not any(self._is_new(worker) for worker in workers) or not self._board.leads():
+        if self._comparing or not any(self._is_new(worker) for worker in workers) or not self._pool.leads():
             return
         self._comparing = True
         runtime.spawn(self._compare_all)
@@ -261,7 +250,7 @@ class Tokenizers:
     def _compare_all(self) -> None:
         try:
             for worker in self._pool.workers:
-                if self._is_new(worker) and not self._closed:
+                if self._is_new(worker) and not self._looking.stopped:
                     self._compared.add(worker)
                     self._compare(worker)
         finally:
