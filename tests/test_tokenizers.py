@@ -254,7 +254,7 @@ def test_processes_of_a_server_fetch_it_once(
     make: Callable[..., Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes first asks the worker; the others load what was kept, even if they come meanwhile."""
-    monkeypatch.setattr(board, "_shared", board.Board(tmp_path / "state"))
+    monkeypatch.setattr(board.shared, "made", board.Board(tmp_path / "state"))
     (tmp_path / "state").mkdir()
     board.current().use_row(0)
     a = pieces(folder_with(tmp_path / "a", "A"))

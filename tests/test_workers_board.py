@@ -214,6 +214,6 @@ def test_forked_processes_share_it(tmp_path: Path) -> None:
 
 
 def test_without_a_server_each_pool_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(board, "_shared", None)
+    monkeypatch.setattr(board.shared, "made", None)
     assert board.current() is not board.current()
     assert board.share(tmp_path) is board.current()

@@ -49,8 +49,8 @@ class Server:
         own_board, own_health = copy.copy(self._board), copy.copy(self._health)
         own_health.board = own_board
         self._monkeypatch.setattr(own_board, "leads", lambda: number in self.leaders)
-        self._monkeypatch.setattr(board, "_shared", own_board)
-        self._monkeypatch.setattr(health, "_shared", own_health)
+        self._monkeypatch.setattr(board.shared, "made", own_board)
+        self._monkeypatch.setattr(health.shared, "made", own_health)
         own_board.use_row(self._board.take_row())
         transport = FakeTransport()
         transport.infos = {A: info(), B: info(), **infos}

@@ -205,7 +205,7 @@ def child_exit(server: Any, worker: Any) -> None:
     from wsgi_router.workers import board, health
 
     row = getattr(worker, _ROW, None)
-    health.of(board.current()).free_row(row)
+    health.current().free_row(row)
     peers.current().clear(row)
     board.current().free_row(row)
     try:

@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.workers import board, cards, health
+from wsgi_router.workers import cards, health
 from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership, parts
@@ -51,8 +51,8 @@ class WorkerPool:
         self, settings: Settings, transport: Transport, taken: Callable[[int], None] | None = None
     ) -> None:
         """`taken` is called with the column of a worker that nobody has had yet."""
-        self._board = board.current()
-        self._health = health.of(self._board)
+        self._health = health.current()
+        self._board = self._health.board
         self._shared_cards = cards.Cards(self._board.folder)
         self._limits = Limits(
             settings.breaker_failures, int(settings.breaker_seconds * 1000), settings.breaker_successes
