@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,7 +11,7 @@ import pytest
 
 from tests.support.flow import seconds
 from tests.support.modes import MODES, run
-from tests.support.processes import ROOT, wait_until
+from tests.support.processes import output_of, wait_until
 from wsgi_router import runtime
 from wsgi_router.runtime import Drain, PeriodicTask, call_in_pool, call_later, drain, spawn, wakeup
 
@@ -318,8 +316,7 @@ print(threading.active_count(), "gevent" in sys.modules)
 
 def test_making_an_application_starts_nothing() -> None:
     """What is started before a fork does not survive it."""
-    run = subprocess.run([sys.executable, "-c", MADE], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert run.stdout.split() == ["1", "False"]
+    assert output_of(MADE).split() == ["1", "False"]
 
 
 def test_repr_tells_the_state() -> None:

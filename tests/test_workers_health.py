@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import output_of
 from wsgi_router.workers import board, health
 from wsgi_router.workers.board import COLUMNS, Board
 from wsgi_router.workers.breaker import Event, Limits, Phase, State
@@ -193,14 +191,7 @@ FORKED = """
 
 
 def test_forked_processes_lose_no_failure(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKED), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == ["up", "closed", "open"]
+    assert output_of(FORKED, tmp_path).split() == ["up", "closed", "open"]
 
 
 def test_it_goes_with_its_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
