@@ -90,6 +90,7 @@ def _share(fresh: settings.Settings) -> None:
     membership.share(board.current(), changes)
     native.share_tokenizers(fresh, tokenizers)
     tokenizer_store.forget(board.current())
+    tokenizer_store.prune(fresh.tokenizer_cache, fresh.tokenizer_cache_mib)
     tls.share(fresh, credentials)
     settings.keep(fresh)
 

@@ -126,6 +126,11 @@ class Settings:
         casts.as_text,
         "Folder for tokenizers that came from workers. Empty: one that is removed when the server ends.",
     )
+    tokenizer_cache_mib: int = _row(
+        2048,
+        casts.integer(0, 2**20),
+        "MiB for those, 2 to 40 each; beyond it go the ones that no process uses, used longest ago first.",
+    )
     chat_template: str = _row(
         "",
         casts.as_text,

@@ -20,15 +20,8 @@ from wsgi_router import native, observability, runtime
 from wsgi_router.errors import NoTokenizerError, NoWorkerError
 from wsgi_router.pb import common_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.tokenizer_store import (
-    MOST_PACKED,
-    Files,
-    Record,
-    Store,
-    UnusableZipError,
-    digests,
-    unpack,
-)
+from wsgi_router.tokenizer_cache import Files, digests
+from wsgi_router.tokenizer_store import MOST_PACKED, Record, Store, UnusableZipError, unpack
 from wsgi_router.workers import board
 from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
@@ -98,7 +91,8 @@ class Tokenizers:
     def start(self) -> None:
         """Begins to get what the settings do not name. Once, after the fork."""
         if self._default is None:
-            self._store = Store(board.current(), self._settings.tokenizer_cache)
+            cache, most = self._settings.tokenizer_cache, self._settings.tokenizer_cache_mib
+            self._store = Store(board.current(), cache, most)
             self._looking.start()
 
     def wait(self, seconds: float = FIRST_SECONDS) -> None:
@@ -145,6 +139,7 @@ class Tokenizers:
         served = {card.name for card in self._pool.models()}
         for model in self._loaded.keys() - served - self.named:
             del self._loaded[model]
+            self._its_store().release(model)
 
     def _get(self, model: str) -> None:
         try:
@@ -189,7 +184,11 @@ class Tokenizers:
             return self._fetch(model, store)
 
     def _load(self, folder: Path, record: Record) -> native.Tokenizer:
-        tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
+        try:
+            tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
+        except BaseException:
+            self._its_store().release(record.model)
+            raise
         model = observability.printable(record.model, 100)
         _LOG.info("the tokenizer of %s is that of worker %s (%.12s)", model, record.worker, record.folder)
         return tokenizer
