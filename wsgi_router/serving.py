@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, peers, runtime, spreading
+from wsgi_router import lending, observability, peers, refusals, runtime, spreading
 from wsgi_router.api.services import close_all, start_all
 from wsgi_router.workers import board
 
@@ -31,6 +31,7 @@ def start(worker: Any) -> None:
     lending.keep_settings(worker.cfg)
     lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
+    refusals.answer_in_json()
     remember_names(worker)
     mine = peers.current()
     spreading.spread(worker, mine)

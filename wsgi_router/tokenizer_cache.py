@@ -66,7 +66,7 @@ class Hold:
 
 
 class Cache:
-    """One for each process. Its methods may be called from any thread; they wait for others a second at most."""
+    """One for each process. Its methods may be called from any thread, and wait a second at most."""
 
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder: Final = folder
