@@ -215,7 +215,7 @@ def failing_task_scenario() -> None:
             raise ValueError(f"the {turns}. time")
         if turns % 3 == 1:
             raise OSError("no")
-        return 0.0
+        return 0.001
 
     task = PeriodicTask("counting", turn, 0.01)
     task.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import random
 import subprocess
@@ -87,11 +88,10 @@ def test_a_use_is_the_last_one(tmp_path: Path) -> None:
 
 
 USE = """
-import sys
+import json, sys
 from pathlib import Path
-from tests.test_tokenizer_cache import digests, files
 from wsgi_router.tokenizer_cache import Cache
-hold = Cache(Path(sys.argv[1]), 0).use(digests(files(0)))
+hold = Cache(Path(sys.argv[1]), 0).use(json.loads(sys.argv[2]))
 print(hold is not None, flush=True)
 sys.stdin.read()
 """
@@ -101,7 +101,7 @@ def test_what_is_used_stays_until_its_process_ends(tmp_path: Path) -> None:
     cache = filled(tmp_path, 3)
     mine = cache.use(digests(files(2)))
     assert mine is not None
-    command = [sys.executable, "-c", USE, str(tmp_path)]
+    command = [sys.executable, "-c", USE, str(tmp_path), json.dumps(digests(files(0)))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"True\n"

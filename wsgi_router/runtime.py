@@ -388,8 +388,8 @@ def _ticker() -> _Ticker:
 class PeriodicTask:
     """Takes a turn again and again, in a greenlet or thread of its own, with a pause after each.
 
-    `turn()` returns the seconds until the next one; None: `pause`. One that raises is logged, as "`doing`
-    failed", and the next one follows after `pause`: it may go well, and nobody else would take it.
+    `turn()` returns the seconds until the next one, above 0; None: `pause`. One that raises is logged, as
+    "`doing` failed", and the next one follows after `pause`: it may go well, and nobody else would take it.
     """
 
     def __init__(self, doing: str, turn: Callable[[], float | None], pause: float) -> None:

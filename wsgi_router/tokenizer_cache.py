@@ -145,9 +145,8 @@ class Cache:
     def _remove_forgotten(self) -> None:
         since = time.time() - _FORGOTTEN_SECONDS
         for path in self.folder.iterdir():
-            if path.is_dir() and (
-                path.name.startswith(_OLD) or (path.name.startswith(_NEW) and path.stat().st_mtime < since)
-            ):
+            left = path.name.startswith(_OLD) or (path.name.startswith(_NEW) and _used(path) < since)
+            if left and path.is_dir():
                 _remove(path)
 
     def _remove_unused(self) -> None:

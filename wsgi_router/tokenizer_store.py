@@ -138,7 +138,7 @@ def prune(cache: str, most_mib: int) -> None:
 
 
 class Store:
-    """One for each process. Its methods may be called from any thread; none but `locked` waits."""
+    """One for each process. Its methods may be called from any thread; none but `locked` waits for long."""
 
     def __init__(self, board: Board, cache: str = "", most_mib: int = _MOST_MIB) -> None:
         self._own = None if board.folder else tempfile.TemporaryDirectory(prefix="wsgi-router-tokenizers-")
