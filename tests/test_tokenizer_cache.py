@@ -250,7 +250,7 @@ def be_busy(folder: Path, seed: int) -> None:
     def work() -> None:
         cache = Cache(folder, 2 * SIZE)
         try:
-            for _ in range(60):
+            for _ in range(30):
                 number = chance.randrange(6)
                 hold = cache.use(digests(files(number))) or cache.put(files(number))
                 for _ in range(3):
