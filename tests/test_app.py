@@ -400,7 +400,7 @@ def test_services_start_once_and_close(make: Callable[..., App]) -> None:
 
 
 def lookers() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if "_look_after" in thread.name]
+    return [thread for thread in threading.enumerate() if "_take_turns" in thread.name]
 
 
 def test_closed_services_leave_no_thread(make: Callable[..., App]) -> None:

@@ -14,7 +14,7 @@ from tests.support.flow import Client
 from tests.support.modes import MODES, run
 from tests.support.processes import wait_until
 from wsgi_router import runtime
-from wsgi_router.calls import Calls
+from wsgi_router.calls import Call, Calls
 from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.transport import RpcFailure
@@ -55,7 +55,7 @@ def failing(*codes: str) -> Answer:
 
 def test_one_worker_answers() -> None:
     bench = Asked(counted)
-    answer = bench.calls.ask("Embed", b"abc", 5, "m")
+    answer = bench.calls.ask(Call("Embed", 5, "m"), b"abc")
     assert pb.EmbedResponse.FromString(answer).prompt_tokens == 3
     assert len(bench.asked_of) == 1
 
@@ -63,11 +63,11 @@ def test_one_worker_answers() -> None:
 @pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
 def test_other_workers_are_asked(code: str) -> None:
     bench = Asked(failing(code))
-    bench.calls.ask("Embed", b"abc", 5, "m")
+    bench.calls.ask(Call("Embed", 5, "m"), b"abc")
     assert len(set(bench.asked_of)) == 2
     bench = Asked(failing(code, code, code), workers=4)
     with pytest.raises(UpstreamError):
-        bench.calls.ask("Embed", b"abc", 5, "m")
+        bench.calls.ask(Call("Embed", 5, "m"), b"abc")
     assert len(set(bench.asked_of)) == len(bench.asked_of) == 3
 
 
@@ -77,7 +77,7 @@ def test_other_workers_are_asked(code: str) -> None:
 def test_other_failures_are_told(code: str) -> None:
     bench = Asked(failing(code))
     with pytest.raises(UpstreamError):
-        bench.calls.ask("Embed", b"abc", 5, "m")
+        bench.calls.ask(Call("Embed", 5, "m"), b"abc")
     assert len(bench.asked_of) == 1
 
 
@@ -85,14 +85,14 @@ def test_an_unreachable_worker_is_passed_over() -> None:
     bench = Asked(failing("UNAVAILABLE"), health_interval=5)
     bench.transport.infos.clear()
     for _ in range(3):
-        bench.calls.ask("Embed", b"abc", 5, "m")
+        bench.calls.ask(Call("Embed", 5, "m"), b"abc")
     assert bench.asked_of[1:] == [bench.asked_of[1]] * 3
 
 
 def test_nobody_serves_the_model() -> None:
     bench = Asked(counted)
     with pytest.raises(NoWorkerError):
-        bench.calls.ask("Embed", b"", 5, "another")
+        bench.calls.ask(Call("Embed", 5, "another"), b"")
 
 
 def test_several_come_in_order_and_some_at_once() -> None:
@@ -113,7 +113,7 @@ def test_several_come_in_order_and_some_at_once() -> None:
         return counted(request, worker)
 
     bench = Asked(slow)
-    answers = bench.calls.ask_for_each("Embed", [b"x" * size for size in range(1, 31)], 5, "m")
+    answers = bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x" * size for size in range(1, 31)])
     assert [pb.EmbedResponse.FromString(answer).prompt_tokens for answer in answers] == list(range(1, 31))
     assert 1 < most[0] <= 8
 
@@ -130,7 +130,7 @@ def test_one_that_fails_ends_all() -> None:
 
     bench = Asked(third)
     with pytest.raises(UpstreamError, match="no"):
-        bench.calls.ask_for_each("Embed", [b"x" * size for size in range(1, 200)], 5, "m")
+        bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x" * size for size in range(1, 200)])
     over.set()
     assert len(bench.asked_of) <= 3 + 7
 
@@ -148,7 +148,7 @@ def test_the_client_leaves() -> None:
     runtime.call_later(0.1, client.leave)
     start = time.monotonic()
     with pytest.raises(ClientGone):
-        bench.calls.ask_for_each("Embed", [b"x"] * 50, 5, "m", client.watch)
+        bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x"] * 50, client.watch)
     assert time.monotonic() - start < 20
     assert release.is_set()
     wait_until(lambda: sum(bench.in_flight()) == 0, 5)
@@ -182,7 +182,7 @@ def _many() -> None:
         return counted(request, worker)
 
     bench = Asked(slow)
-    assert len(bench.calls.ask_for_each("Embed", [b"x"] * 32, 5, "m")) == 32
+    assert len(bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x"] * 32)) == 32
     bench.pool.close()
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from tests.support import tiny
 from tests.support.events import Events
-from tests.support.flow import Client, Flow, body, collect, error_of, ids_of, job, seconds
+from tests.support.flow import Client, Flow, body, collect, error_of, ids_of, job, read_at_random, seconds
 from tests.support.hung_worker import HungWorkers
 from tests.support.modes import TRANSPORT_MODES, run
 from tests.support.processes import Worker, wait_until
@@ -226,12 +226,7 @@ def random_ends_scenario(port: int, count: int) -> None:
         client = Client()
         try:
             generation = flow.open(kind, choices=choices, client=client.watch)
-            end = time.monotonic() + pause
-            while time.monotonic() < end and not generation.exhausted:
-                generation.wait(max(end - time.monotonic(), 0))
-                generation.take()
-                if chance.random() < 0.2:
-                    generation.finish(chance.randrange(choices), cancel=chance.random() < 0.5)
+            read_at_random(generation, chance, choices, pause)
             if close:
                 generation.close()
         except (UpstreamError, ClientGone):

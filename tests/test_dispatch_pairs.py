@@ -14,7 +14,7 @@ from tests.support.flow import Client, body, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer, FakeStream
 from wsgi_router import runtime
-from wsgi_router.calls import Calls
+from wsgi_router.calls import Call, Calls
 from wsgi_router.choices import ENDED
 from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
@@ -464,8 +464,8 @@ def test_decode_workers_embed_nothing() -> None:
     bench.transport.unary_answers = {"Embed": answer, "GetServerInfo": answer}
     calls = Calls(bench.pool, bench.transport)
     for _ in range(6):
-        calls.ask("Embed", b"", 5, "m")
+        calls.ask(Call("Embed", 5, "m"), b"")
     assert set(asked) == {"grpc://w0:1", "grpc://p0:1", "grpc://p1:1"}
     for _ in range(5):
-        calls.ask("GetServerInfo", b"", 5, "m")
+        calls.ask(Call("GetServerInfo", 5, "m"), b"")
     assert set(asked) == {worker.url for worker in bench.pool.workers}

@@ -6,14 +6,13 @@ import gc
 import json
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.flow import Client, Flow, collect, ids_of
+from tests.support.flow import Client, Flow, collect, ids_of, read_at_random
 from tests.support.modes import TRANSPORT_MODES, run
 from tests.support.processes import Worker, free_port, wait_until
 from tests.test_dispatch_live import ANSWERS, BURST, FIVE, HANG, SLOW
@@ -65,12 +64,7 @@ def ends_scenario(prefill: int, met: int, decode: int, count: int) -> None:
             if kind in (HUNG, HANG, SLOW) or chance.random() < 0.3:
                 threading.Timer(pause, client.leave).start()
             generation = flow.open(kind, choices=choices, client=client.watch)
-            end = time.monotonic() + pause
-            while time.monotonic() < end and not generation.exhausted:
-                generation.wait(max(end - time.monotonic(), 0))
-                generation.take()
-                if chance.random() < 0.2:
-                    generation.finish(chance.randrange(choices), cancel=chance.random() < 0.5)
+            read_at_random(generation, chance, choices, pause)
             if close:
                 generation.close()
         except (UpstreamError, ClientGone) as error:

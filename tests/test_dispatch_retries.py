@@ -14,7 +14,7 @@ from tests.support.flow import Client, body, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer
 from wsgi_router import observability, runtime
-from wsgi_router.calls import Calls
+from wsgi_router.calls import Call, Calls
 from wsgi_router.choices import ENDED
 from wsgi_router.dispatch import Generation
 from wsgi_router.errors import (
@@ -337,7 +337,7 @@ def test_embeddings_are_let_through_as_a_whole() -> None:
     half_open(bench)
     bench.transport.unary_answers = {"Embed": answer}
     calls = Calls(bench.pool, bench.transport)
-    assert calls.ask_for_each("Embed", [b"x"] * 8, 30, "m") == [b""] * 8
+    assert calls.ask_for_each(Call("Embed", 30, "m"), [b"x"] * 8) == [b""] * 8
     wait_until(lambda: bench.pool.workers[0].record._on_trial() == 0)
 
 
@@ -373,12 +373,12 @@ def test_embeddings_count_too() -> None:
     calls = Calls(bench.pool, bench.transport)
     for method in ("GetServerInfo", "GetServerInfo", "Embed"):
         with pytest.raises(UpstreamError):
-            calls.ask(method, b"", 5, "m")
+            calls.ask(Call(method, 5, "m"), b"")
     assert phase_of(bench) is Phase.CLOSED
     bench.transport.unary_answers["GetServerInfo"] = b""
-    calls.ask("GetServerInfo", b"", 5, "m")  # that is no answer to a request
+    calls.ask(Call("GetServerInfo", 5, "m"), b"")  # that is no answer to a request
     with pytest.raises(UpstreamError):
-        calls.ask("Embed", b"", 5, "m")
+        calls.ask(Call("Embed", 5, "m"), b"")
     assert phase_of(bench) is Phase.OPEN
 
 
@@ -392,7 +392,7 @@ def test_embeddings_of_a_request_are_one_failure() -> None:
     bench = Bench(workers=1, breaker_failures=2)
     bench.transport.unary_answers = {"Embed": fail_together}
     with pytest.raises(UpstreamError):
-        Calls(bench.pool, bench.transport).ask_for_each("Embed", [b"x"] * 8, 5, "m")
+        Calls(bench.pool, bench.transport).ask_for_each(Call("Embed", 5, "m"), [b"x"] * 8)
     wait_until(lambda: sum(bench.in_flight()) == 0)
     assert bench.pool.workers[0].record._breaker().failures == 1
 
@@ -452,11 +452,11 @@ def test_late_embeddings() -> None:
     bench.transport.unary_answers = {"Embed": lambda _request: RpcFailure("DEADLINE_EXCEEDED")}
     calls = Calls(bench.pool, bench.transport)
     with pytest.raises(DeadlineError):
-        calls.ask_for_each("Embed", [b"x"] * 3, 5, "m", deadline=time.monotonic() + 0.5)
+        calls.ask_for_each(Call("Embed", 5, "m", deadline=time.monotonic() + 0.5), [b"x"] * 3)
     assert all(worker.available() for worker in bench.pool.workers)
     asked = len(bench.transport.asked)
     with pytest.raises(DeadlineError):
-        calls.ask("Embed", b"x", 5, "m", deadline=time.monotonic() - 1)
+        calls.ask(Call("Embed", 5, "m", deadline=time.monotonic() - 1), b"x")
     assert len(bench.transport.asked) == asked
 
 

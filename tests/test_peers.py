@@ -61,7 +61,7 @@ def test_without_a_row_nothing_is_told(tmp_path: Path) -> None:
 
 
 def test_forked_processes_share_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "_shared", None)
+    monkeypatch.setattr(peers.shared, "made", None)
     board = Board(tmp_path)
     shared = peers.share(board)
     rows = [board.take_row() for _ in range(3)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import itertools
+import logging
+import threading
 import time
 
 import pytest
 
 from tests.support.flow import seconds
 from tests.support.modes import MODES, run
-from tests.support.processes import ROOT, wait_until
+from tests.support.processes import output_of, wait_until
 from wsgi_router import runtime
-from wsgi_router.runtime import Drain, call_in_pool, call_later, drain, spawn, wakeup
+from wsgi_router.runtime import Drain, PeriodicTask, call_in_pool, call_later, drain, spawn, wakeup
 
 both = pytest.mark.parametrize("mode", MODES)
 
@@ -145,6 +146,88 @@ def deferrer_scenario(mode: str) -> None:
     wait_until(lambda: ran == ["x"], 5)
 
 
+class Logged(logging.Handler):
+    """What the runtime logs, kept from standard error."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+        logger = logging.getLogger(runtime.__name__)
+        logger.addHandler(self)
+        logger.setLevel("DEBUG")
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def told(self, level: str) -> int:
+        return sum(record.levelname == level for record in self.records)
+
+
+def periodic_task_scenario() -> None:
+    turns: list[float] = []
+    task = PeriodicTask("counting", lambda: turns.append(time.monotonic()), 0.05)
+    assert not turns
+    task.start()
+    task.start()
+    wait_until(lambda: len(turns) >= 5)
+    assert all(after - before >= 0.04 for before, after in itertools.pairwise(turns)), "one takes the turns"
+    task.stop()
+    task.stop()
+    assert task.stopped
+    time.sleep(0.2)
+    count = len(turns)
+    task.wake()
+    time.sleep(0.2)
+    assert len(turns) == count
+
+
+def woken_task_scenario() -> None:
+    """The turn's own pause counts, and `wake` and `stop` end it."""
+    turns: list[float] = []
+
+    def turn() -> float:
+        turns.append(time.monotonic())
+        return 1000
+
+    task = PeriodicTask("counting", turn, 0.01)
+    task.start()
+    wait_until(lambda: len(turns) == 1)
+    time.sleep(0.2)
+    assert len(turns) == 1
+    task.wake()
+    wait_until(lambda: len(turns) == 2)
+    threads = threading.active_count()
+    task.stop()
+    if not runtime.patched():
+        wait_until(lambda: threading.active_count() < threads)
+
+
+def failing_task_scenario() -> None:
+    """It goes on whatever is raised; each kind is told once with its traceback."""
+    log = Logged()
+    turns = 0
+
+    def turn() -> float:
+        nonlocal turns
+        turns += 1
+        if turns % 3 == 0:
+            raise ValueError(f"the {turns}. time")
+        if turns % 3 == 1:
+            raise OSError("no")
+        return 0.001
+
+    task = PeriodicTask("counting", turn, 0.01)
+    task.start()
+    wait_until(lambda: turns >= 30)
+    task.stop()
+    assert log.told("ERROR") == 2
+    assert log.told("DEBUG") >= 16
+    kinds = {type(record.exc_info[1]) for record in log.records if record.exc_info}
+    assert kinds == {ValueError, OSError}
+    assert {record.getMessage() for record in log.records if record.exc_info} == {"counting failed"}
+
+
 def drain_scenario() -> None:
     flag, other = wakeup(), wakeup()
     drain.subscribe(flag)
@@ -189,6 +272,21 @@ def test_timers(mode: str) -> None:
 
 
 @both
+def test_a_periodic_task(mode: str) -> None:
+    run(mode, periodic_task_scenario)
+
+
+@both
+def test_a_periodic_task_is_woken(mode: str) -> None:
+    run(mode, woken_task_scenario)
+
+
+@both
+def test_a_periodic_task_that_fails_goes_on(mode: str) -> None:
+    run(mode, failing_task_scenario)
+
+
+@both
 def test_pool(mode: str) -> None:
     run(mode, pool_scenario, mode)
 
@@ -218,8 +316,7 @@ print(threading.active_count(), "gevent" in sys.modules)
 
 def test_making_an_application_starts_nothing() -> None:
     """What is started before a fork does not survive it."""
-    run = subprocess.run([sys.executable, "-c", MADE], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert run.stdout.split() == ["1", "False"]
+    assert output_of(MADE).split() == ["1", "False"]
 
 
 def test_repr_tells_the_state() -> None:

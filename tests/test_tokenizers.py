@@ -17,12 +17,13 @@ from tests.support import tiny
 from tests.support.app import App, ask, complete, error_of
 from tests.support.processes import wait_until
 from tests.support.transport import FakeTransport
-from wsgi_router import tokenizers
+from wsgi_router import tokenizer_store, tokenizers
 from wsgi_router.app import create_app, services
 from wsgi_router.pb import common_pb2
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.tokenizer_store import Files, Record, Store
+from wsgi_router.tokenizer_cache import Files
+from wsgi_router.tokenizer_store import Record, Store
 from wsgi_router.worker_api.tokenizer_zip import zip_chunks, zip_tokenizer
 from wsgi_router.workers import board
 
@@ -118,6 +119,30 @@ def test_a_model_without_workers_is_dropped_and_comes_back(
     app.wait_ready("a")
     assert app.prompt("a").startswith("A")
     assert app.transport.asked.count("GetTokenizer") == 1
+
+
+def test_what_models_use_stays_and_what_none_uses_goes(make: Callable[..., Models], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    app = make(FIRST, SECOND, THIRD, tokenizer_cache=str(cache), tokenizer_cache_mib=0)
+
+    def kept() -> set[str]:
+        """The beginnings of the templates that are kept."""
+        configs = [json.loads(path.read_text()) for path in cache.glob("*/tokenizer_config.json")]
+        return {config["chat_template"][0] for config in configs}
+
+    for url, model in ((FIRST, "a"), (SECOND, "b")):
+        app.serve(url, model, pieces(folder_with(tmp_path / model, model.upper())))
+        app.wait_ready(model)
+    assert kept() == {"A", "B"}  # beyond the bound, and both in use
+    app.services.pool.membership.remove(FIRST)
+    app.services.pool.follow()
+    wait_until(lambda: repr(app.services.tokenizers) == "<Tokenizers of ['b'] default=False>", 10)
+    app.serve(THIRD, "c", pieces(folder_with(tmp_path / "c", "C")))
+    app.wait_ready("c")
+    assert kept() == {"B", "C"}
+    app.services.close()
+    tokenizer_store.prune(str(cache), 0)
+    assert kept() == set()
 
 
 def test_a_tokenizer_that_is_not_there_yet(
@@ -254,7 +279,7 @@ def test_processes_of_a_server_fetch_it_once(
     make: Callable[..., Models], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever comes first asks the worker; the others load what was kept, even if they come meanwhile."""
-    monkeypatch.setattr(board, "_shared", board.Board(tmp_path / "state"))
+    monkeypatch.setattr(board.shared, "made", board.Board(tmp_path / "state"))
     (tmp_path / "state").mkdir()
     board.current().use_row(0)
     a = pieces(folder_with(tmp_path / "a", "A"))

@@ -171,7 +171,7 @@ def test_one_that_fails_to_tell_is_asked_again(asked: Make, answer: Any) -> None
 
 def test_only_the_leader_asks(asked: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     one = asked()
-    monkeypatch.setattr(one.loads._board, "leads", lambda: False)
+    monkeypatch.setattr(one.pool, "leads", lambda: False)
     one.turn()
     assert one.transport.asked == []
     assert one.a.reported is not None  # it reads what the leader writes

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import output_of
 from wsgi_router.workers import board
 from wsgi_router.workers.board import COLUMNS, ROWS, Board, BoardFullError
 
@@ -69,8 +67,7 @@ def test_one_process_leads_and_another_follows_it(tmp_path: Path) -> None:
     """
 
     def other_leads() -> bool:
-        command = [sys.executable, "-c", textwrap.dedent(asked), str(tmp_path)]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout == "True\n"
+        return output_of(asked, tmp_path) == "True\n"
 
     assert made.leads()
     assert made.leads()
@@ -203,17 +200,10 @@ FORKED = """
 
 
 def test_forked_processes_share_it(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKED), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == ["800", "12", "9", "0"]
+    assert output_of(FORKED, tmp_path).split() == ["800", "12", "9", "0"]
 
 
 def test_without_a_server_each_pool_has_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(board, "_shared", None)
+    monkeypatch.setattr(board.shared, "made", None)
     assert board.current() is not board.current()
     assert board.share(tmp_path) is board.current()

@@ -125,7 +125,7 @@ def test_one_process_looks_and_another_takes_over(
         made = board.Board(tmp_path)
         made.use_row(0)
         monkeypatch.setattr(made, "leads", lambda: leads[who])
-        monkeypatch.setattr(board, "_shared", made)
+        monkeypatch.setattr(board.shared, "made", made)
         return made
 
     names.addresses = ["10.0.0.1"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from wsgi_router.workers import health
+from tests.support.processes import output_of
+from wsgi_router.workers import board, health
 from wsgi_router.workers.board import COLUMNS, Board
 from wsgi_router.workers.breaker import Event, Limits, Phase, State
 from wsgi_router.workers.health import Health, Record
@@ -21,11 +19,11 @@ A = "grpc://a:1"
 
 def records(folder: Path, count: int, limits: Limits | None = None) -> tuple[Health, list[Record]]:
     """The records of a worker that so many processes have."""
-    board = Board(folder)
-    shared = Health(board)
+    on = Board(folder)
+    shared = Health(on)
     made = []
     for _ in range(count):
-        board.use_row(board.take_row())
+        on.use_row(on.take_row())
         made.append(shared.record(A, limits)[1])
     return shared, made
 
@@ -178,14 +176,14 @@ FORKED = """
         child = os.fork()
         if not child:
             made.use_row(row)
-            _, record = health.of(board.current()).record("grpc://a:1", Limits(801, 60_000, 3))
+            _, record = health.current().record("grpc://a:1", Limits(801, 60_000, 3))
             record.note(Event.PROBE_OK)
             for _ in range(200):
                 record.fail()
             os._exit(0)
         children.append(child)
     made.use_row(made.take_row())
-    _, record = health.of(made).record("grpc://a:1", Limits(801, 60_000, 3))
+    _, record = health.current().record("grpc://a:1", Limits(801, 60_000, 3))
     for child in children:
         os.waitpid(child, 0)
     print(record.state, record.phase, record.fail())
@@ -193,19 +191,13 @@ FORKED = """
 
 
 def test_forked_processes_lose_no_failure(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FORKED), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stdout.split() == ["up", "closed", "open"]
+    assert output_of(FORKED, tmp_path).split() == ["up", "closed", "open"]
 
 
 def test_it_goes_with_its_board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "_shared", None)
-    board = Board(tmp_path)
-    shared = health.share(board)
-    assert health.of(board) is shared
-    assert health.of(Board()) is not shared
+    monkeypatch.setattr(board.shared, "made", Board(tmp_path))
+    monkeypatch.setattr(health.shared, "made", None)
+    assert health.current() is not health.current()
+    assert health.current().board is board.current()
+    assert health.share(board.current()) is health.current()
+    assert health.current().board is board.current()

@@ -450,7 +450,7 @@ def test_a_list_that_cannot_be_followed_is_tried_again(
     """It is said once, nothing is half done, and the pool looks for it at its own pace."""
     shared = board.Board(tmp_path)
     shared.use_row(shared.take_row())
-    monkeypatch.setattr(board, "_shared", shared)
+    monkeypatch.setattr(board.shared, "made", shared)
     pool = WorkerPool(Settings(workers=(A,)), FakeTransport())
     _open.append(pool)
     held = [shared.load(f"grpc://held:{number}") for number in range(board.COLUMNS - 2)]

@@ -49,8 +49,8 @@ class Server:
         own_board, own_health = copy.copy(self._board), copy.copy(self._health)
         own_health.board = own_board
         self._monkeypatch.setattr(own_board, "leads", lambda: number in self.leaders)
-        self._monkeypatch.setattr(board, "_shared", own_board)
-        self._monkeypatch.setattr(health, "_shared", own_health)
+        self._monkeypatch.setattr(board.shared, "made", own_board)
+        self._monkeypatch.setattr(health.shared, "made", own_health)
         own_board.use_row(self._board.take_row())
         transport = FakeTransport()
         transport.infos = {A: info(), B: info(), **infos}
@@ -128,7 +128,7 @@ def test_a_process_need_not_look_to_know_what_was_just_told(server: MakeServer) 
     wait_until(lambda: up(first) == [A, B])
     made.leaders.clear()
     second, _ = made.start()
-    second._closed = True  # it looks no more
+    second._looking.stop()  # it looks no more
     first._take_answer(first.workers[1], info("other").SerializeToString())
     assert second.resolve_model("other").name == "other"
     assert second.workers[1].card_number == 2

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from wsgi_router import observability, runtime
 from wsgi_router.client_watch import ClientWatch
@@ -37,22 +36,43 @@ _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
 
 
+class Call(NamedTuple):
+    """What is asked of one worker, whichever it is."""
+
+    method: str
+    timeout: float
+    """Seconds, for each attempt."""
+    model: str
+    hints: Hints = NO_HINTS
+    deadline: float = math.inf
+    """When all is over, by time.monotonic."""
+
+    @property
+    def roles(self) -> Collection[Role]:
+        """Those of workers that can answer."""
+        return PROMPT_ROLES if self.method == "Embed" else EVERY_ROLE
+
+
 class _Request:
     """What the calls of one request share."""
 
-    def __init__(self) -> None:
+    def __init__(self, call: Call, pool: WorkerPool) -> None:
+        self.call = call
+        self.cancel = Cancel()
+        """Ends them all."""
+        self._pool = pool
         self._blamed: dict[Worker, Lease] = {}
         self._reached: list[Worker] = []
         self._lock = runtime.brief_lock()
 
-    def select(self, select: Callable[[], Lease], tried: Collection[Worker]) -> Lease:
-        """`select()`; or another lease where one of the request's calls went, as breakers stop requests only.
+    def select(self, tried: Collection[Worker]) -> Lease:
+        """The pool's choice; or another lease where one of the calls went, as breakers stop requests only.
 
         Raises RouterError.
         """
         with self._lock:  # whoever finds no room on trial sees who has taken it
             try:
-                lease = select()
+                lease = self._pool.select(self.call.model, self.call.hints, tried, roles=self.call.roles)
             except NoWorkerError:
                 for worker in self._reached:
                     if worker.may_go_on() and worker not in tried:
@@ -74,92 +94,55 @@ class Calls:
         self._pool = pool
         self._transport = transport
 
-    def ask(
-        self,
-        method: str,
-        request: bytes,
-        timeout: float,
-        model: str,
-        cancel: Cancel | None = None,
-        hints: Hints = NO_HINTS,
-        deadline: float = math.inf,
-    ) -> bytes:
+    def ask(self, call: Call, request: bytes) -> bytes:
         """The answer of one worker; of another one where the first fails and that may help.
 
-        `timeout` is in seconds and for each attempt; `cancel` ends them; by `deadline`, of time.monotonic,
-        all is over. Raises RouterError.
+        Raises RouterError.
         """
-        cancel = cancel or Cancel()
-        return self._ask(_Request(), method, request, timeout, model, cancel, hints, deadline)
+        return self._ask(_Request(call, self._pool), request)
 
-    def _ask(
-        self,
-        shared: _Request,
-        method: str,
-        request: bytes,
-        timeout: float,
-        model: str,
-        cancel: Cancel,
-        hints: Hints,
-        deadline: float,
-    ) -> bytes:
-        roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
+    def _ask(self, shared: _Request, request: bytes) -> bytes:
         retries, tried = self._pool.retries, list[Worker]()
         retries.count(1, time.monotonic())
         while True:
-            select = functools.partial(self._pool.select, model, hints, tried, roles=roles)
-            lease = shared.select(select, tried)
+            lease = shared.select(tried)
             tried.append(lease.worker)
             try:
-                return self._call(shared, lease, method, request, timeout, cancel, deadline)
+                return self._call(shared, lease, request)
             except UpstreamError as failure:
                 error = failure.with_traceback(None)
             finally:
                 lease.release()
-            self._wait_for_another(model, hints, tried, error, cancel, roles)
+            self._wait_for_another(shared, tried, error)
             observability.metrics().retries.inc()
 
-    def _wait_for_another(
-        self,
-        model: str,
-        hints: Hints,
-        tried: list[Worker],
-        error: RouterError,
-        cancel: Cancel,
-        roles: Collection[Role],
-    ) -> None:
+    def _wait_for_another(self, shared: _Request, tried: list[Worker], error: RouterError) -> None:
         """Returns when another worker is to be asked. Raises `error` where that would not help."""
+        call = shared.call
         try:
-            self._pool.candidates(model, tried, roles=roles)
+            self._pool.candidates(call.model, tried, roles=call.roles)
         except NoWorkerError:  # the failure says more than that nobody else is there
             raise error from None
-        if hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):
+        if call.hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):
             raise error
         left = runtime.wakeup()
-        with cancel.calling(left.set):
+        with shared.cancel.calling(left.set):
             if left.wait(self._pool.retries.pause(tried)):
                 raise error
 
     def ask_for_each(
-        self,
-        method: str,
-        requests: Sequence[bytes],
-        timeout: float,
-        model: str,
-        client: ClientWatch | None = None,
-        hints: Hints = NO_HINTS,
-        deadline: float = math.inf,
+        self, call: Call, requests: Sequence[bytes], client: ClientWatch | None = None
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
-        cancel, shared = Cancel(), _Request()
+        shared = _Request(call, self._pool)
 
         def one(request: bytes) -> bytes:
-            return self._ask(shared, method, request, timeout, model, cancel, hints, deadline)
+            return self._ask(shared, request)
 
         try:
             return _Batch(one, requests).run(client)
         finally:
-            cancel()
+            shared.cancel()
 
     def ask_all(
         self, method: str, request: bytes, timeout: float
@@ -179,22 +162,14 @@ class Calls:
             raise NoWorkerError
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
-    def _call(
-        self,
-        shared: _Request,
-        lease: Lease,
-        method: str,
-        request: bytes,
-        timeout: float,
-        cancel: Cancel,
-        deadline: float,
-    ) -> bytes:
+    def _call(self, shared: _Request, lease: Lease, request: bytes) -> bytes:
         worker, pool = lease.worker, self._pool
+        method, timeout, deadline = shared.call.method, shared.call.timeout, shared.call.deadline
         left = deadline - time.monotonic()
         if left <= 0:
             raise _late()
         try:
-            answer = self._transport.unary(worker, method, request, min(timeout, left), cancel)
+            answer = self._transport.unary(worker, method, request, min(timeout, left), shared.cancel)
         except RpcFailure as failure:
             if failure.code == "DEADLINE_EXCEEDED" and left < timeout:  # the worker was given too little time
                 raise _late() from None

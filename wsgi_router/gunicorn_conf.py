@@ -90,6 +90,7 @@ def _share(fresh: settings.Settings) -> None:
     membership.share(board.current(), changes)
     native.share_tokenizers(fresh, tokenizers)
     tokenizer_store.forget(board.current())
+    tokenizer_store.prune(fresh.tokenizer_cache, fresh.tokenizer_cache_mib)
     tls.share(fresh, credentials)
     settings.keep(fresh)
 
@@ -205,7 +206,7 @@ def child_exit(server: Any, worker: Any) -> None:
     from wsgi_router.workers import board, health
 
     row = getattr(worker, _ROW, None)
-    health.of(board.current()).free_row(row)
+    health.current().free_row(row)
     peers.current().clear(row)
     board.current().free_row(row)
     try:

@@ -44,26 +44,16 @@ class KvEvents:
         self._table = table
         self._subscriptions: dict[Worker, Subscription] = {}
         self._lives: dict[Worker, int] = {}
-        self._closed = False
-        self._wakeup = runtime.wakeup()
+        self._looking = runtime.PeriodicTask("looking after the KV events", self._look, _LOOK_SECONDS)
 
     def start(self) -> None:
         """Begins. Once, after the fork."""
-        runtime.spawn(self._run)
+        self._looking.start()
 
     def close(self) -> None:
         """Ends what `start` began. Idempotent."""
-        self._closed = True
-        self._wakeup.set()
+        self._looking.stop()
         self._end_all(set(self._subscriptions))
-
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self._look()
-            except Exception:
-                _LOG.exception("looking after the KV events failed")
-            self._wakeup.wait(_LOOK_SECONDS)
 
     def _look(self) -> None:
         workers = set(self._pool.workers) if self._pool.leads() else set()

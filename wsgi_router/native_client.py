@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Literal
 
 import msgspec
@@ -202,6 +202,18 @@ def _new_net(options: dict[str, object]) -> native.Net:
         raise
 
 
+def _soon() -> Callable[[Callable[[], object]], object] | None:
+    """Runs functions in the hub of whoever calls this, once all that is ready has had its turn.
+
+    None without gevent.
+    """
+    if not runtime.patched():
+        return None
+    import gevent
+
+    return gevent.get_hub().loop.run_callback  # type: ignore[no-any-return]
+
+
 class NativeTransport:
     """See `transport.FeedingTransport`. To be made after the fork; under gevent, after patching."""
 
@@ -223,7 +235,7 @@ class NativeTransport:
         self._aborts: dict[_Unary, Any] = {}
         self._aborts_lock = threading.Lock()
         self._closed = False
-        self._soon = runtime.soon()
+        self._soon = _soon()
         self._unsubmitted = 0
 
     def feed(

@@ -13,6 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from wsgi_router import runtime
+from wsgi_router.sharing import Shared
 from wsgi_router.workers import board
 from wsgi_router.workers.board import ROWS, Board
 
@@ -41,8 +42,8 @@ class Field(IntEnum):
 class Peers:
     """The rows of all processes. Outside a server there is one process, and it lives."""
 
-    def __init__(self, shared: Board) -> None:
-        self._board = shared
+    def __init__(self, its_board: Board) -> None:
+        self._board = its_board
         self._cells = memoryview(mmap.mmap(-1, len(Field) * ROWS * _CELL)).cast("q")
         self._lock = runtime.brief_lock()
 
@@ -100,16 +101,6 @@ class Peers:
         return f"<Peers row={self.row} alive={self.alive()}>"
 
 
-_shared: Peers | None = None
-
-
-def share(shared: Board) -> Peers:
-    """Makes what all processes forked from now on share. In the master, once the board is there."""
-    global _shared
-    _shared = Peers(shared)
-    return _shared
-
-
-def current() -> Peers:
-    """What the processes share, or the caller's own where no server has made anything."""
-    return _shared or Peers(board.current())
+shared: Final = Shared(Peers, lambda: Peers(board.current()))
+share: Final = shared.share
+current: Final = shared.current

@@ -18,6 +18,7 @@ import select
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, Final, Protocol, TypeVar
 
@@ -101,18 +102,6 @@ def deferrer() -> Callable[[Callable[[], object]], None]:
 
     loop = gevent.get_hub().loop
     return lambda function: loop.run_callback_threadsafe(gevent.spawn, function)
-
-
-def soon() -> Callable[[Callable[[], object]], object] | None:
-    """Runs functions in the hub of whoever has called this, once all that is ready has had its turn.
-
-    They must not block. None without gevent.
-    """
-    if not patched():
-        return None
-    import gevent
-
-    return gevent.get_hub().loop.run_callback  # type: ignore[no-any-return]
 
 
 def watch_readable(descriptor: int, function: Callable[[], object]) -> Callable[[], None]:
@@ -394,6 +383,62 @@ class _Ticker:
 @functools.cache
 def _ticker() -> _Ticker:
     return _Ticker()
+
+
+class PeriodicTask:
+    """Takes a turn again and again, in a greenlet or thread of its own, with a pause after each.
+
+    `turn()` returns the seconds until the next one, above 0; None: `pause`. One that raises is logged, as
+    "`doing` failed", and the next one follows after `pause`: it may go well, and nobody else would take it.
+    """
+
+    def __init__(self, doing: str, turn: Callable[[], float | None], pause: float) -> None:
+        self._doing = doing
+        self._turn = turn
+        self._pause = pause
+        self._wakeup = wakeup()
+        self._told: set[str] = set()
+        self._started = False
+        self.stopped = False  # no turn begins any more
+
+    def start(self) -> None:
+        """Begins with a turn. After the fork; idempotent."""
+        if not self._started:
+            spawn(self._take_turns)
+            self._started = True
+
+    def wake(self) -> None:
+        """Has the next turn taken without a pause; the one after it, if a turn is being taken."""
+        self._wakeup.set()
+
+    def stop(self) -> None:
+        """Ends it, after the turn that is being taken. Idempotent."""
+        self.stopped = True
+        self._wakeup.set()
+
+    def _take_turns(self) -> None:
+        while not self.stopped:
+            self._wakeup.wait(self._take_turn())
+
+    def _take_turn(self) -> float:
+        try:
+            pause = self._turn()
+        except Exception as error:
+            self._tell(error)
+            return self._pause
+        return self._pause if pause is None else pause
+
+    def _tell(self, error: Exception) -> None:
+        """With its traceback once for each kind: an error may come back several times a second, for ever."""
+        kind = f"{type(error)} {traceback.extract_tb(error.__traceback__)[-1]}"
+        if kind in self._told:
+            _LOG.debug("%s failed again: %r", self._doing, error)
+        else:
+            self._told.add(kind)
+            _LOG.error("%s failed", self._doing, exc_info=error)
+
+    def __repr__(self) -> str:
+        return f"<PeriodicTask {self._doing} started={self._started} stopped={self.stopped}>"
 
 
 class Drain:

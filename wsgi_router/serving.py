@@ -7,7 +7,7 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, peers, plain_http, runtime, spreading
+from wsgi_router import lending, observability, peers, plain_http, refusals, runtime, spreading
 from wsgi_router.api.services import close_all, start_all
 from wsgi_router.workers import board
 
@@ -32,6 +32,7 @@ def start(worker: Any) -> None:
     lending.share_error_stream(worker.cfg)
     lending.lend_sockets(worker)
     plain_http.install(worker)
+    refusals.answer_in_json()
     remember_names(worker)
     mine = peers.current()
     spreading.spread(worker, mine)

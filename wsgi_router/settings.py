@@ -8,22 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from wsgi_router import parsers
+from wsgi_router import parsers, setting_sources
 from wsgi_router import setting_casts as casts
+from wsgi_router.setting_sources import ALIASES, CONFIG_VARIABLE, PREFIX, SettingsError, processes
 
-PREFIX: Final = "WSGI_ROUTER_"
-CONFIG_VARIABLE: Final = PREFIX + "CONFIG"
-
-
-class SettingsError(ValueError):
-    """A setting that cannot be used. Its text names the setting and its source, in one line."""
+__all__ = [
+    "ALIASES",
+    "CONFIG_VARIABLE",
+    "FIELDS",
+    "PREFIX",
+    "Settings",
+    "SettingsError",
+    "current",
+    "keep",
+    "load",
+    "markdown_table",
+    "processes",
+    "toml_example",
+    "unknown_variables",
+]
 
 
 _POLICIES: Final = (
@@ -118,6 +125,11 @@ class Settings:
         "",
         casts.as_text,
         "Folder for tokenizers that came from workers. Empty: one that is removed when the server ends.",
+    )
+    tokenizer_cache_mib: int = _row(
+        2048,
+        casts.integer(0, 2**20),
+        "MiB for those, 2 to 40 each; beyond it go the ones that no process uses, used longest ago first.",
     )
     chat_template: str = _row(
         "",
@@ -379,25 +391,6 @@ class Settings:
         return not (host in ("localhost", "::1") or host.startswith("127."))
 
 
-def _port_alias(value: object) -> str:
-    """PORT means every address of the machine, as it does for gunicorn and for SGLang's Go router."""
-    return f"0.0.0.0:{casts.integer(1, 65535)(value)}"
-
-
-def _same(value: object) -> object:
-    return value
-
-
-ALIASES: Final[tuple[tuple[str, str, Callable[[object], object]], ...]] = (
-    ("SGL_TOKENIZER_PATH", "tokenizer_path", _same),
-    ("SGL_GRPC_ENDPOINT", "workers", _same),
-    ("SGL_GRPC_ENDPOINTS", "workers", _same),
-    ("SGL_POLICY_NAME", "policy", _same),
-    ("PORT", "bind", _port_alias),
-    ("LOG_LEVEL", "log_level", _same),
-)
-"""Names that SGLang's Go router uses: (variable, setting, conversion). A later line wins."""
-
 FIELDS: Final = {field.name: field for field in dataclasses.fields(Settings)}
 
 
@@ -417,19 +410,7 @@ def current() -> Settings:
 
 def load(environ: Mapping[str, str] | None = None) -> Settings:
     """The settings of this process. Raises SettingsError."""
-    environ = os.environ if environ is None else environ
-    values: dict[str, Any] = {}
-    if path := environ.get(CONFIG_VARIABLE):
-        for name, value in _read_file(Path(path)).items():
-            _put(values, name, value, path)
-    for variable, name, convert in ALIASES:
-        if environ.get(variable):
-            _put(values, name, environ[variable], variable, convert)
-    for name in FIELDS:
-        variable = PREFIX + name.upper()
-        if variable in environ:
-            _put(values, name, environ[variable], variable)
-    settings = Settings(**values)
+    settings = Settings(**setting_sources.read(FIELDS, os.environ if environ is None else environ))
     _check_together(settings)
     return settings
 
@@ -453,59 +434,9 @@ def _check_together(settings: Settings) -> None:
         )
 
 
-def processes(environ: Mapping[str, str]) -> int | None:
-    """The number in WEB_CONCURRENCY, gunicorn's own variable, if there is one. Raises SettingsError."""
-    given = environ.get("WEB_CONCURRENCY")
-    if not given:
-        return None
-    try:
-        return casts.integer(1, 4096)(given)
-    except ValueError as error:
-        raise SettingsError(f"WEB_CONCURRENCY: {error}") from None
-
-
-def _read_file(path: Path) -> dict[str, object]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{CONFIG_VARIABLE}: {path} is no TOML: {_one_line(error)}") from None
-
-
-def _put(
-    values: dict[str, Any],
-    name: str,
-    value: object,
-    source: str,
-    convert: Callable[[object], object] = _same,
-) -> None:
-    field = FIELDS.get(name)
-    if field is None:
-        raise SettingsError(f"{source}: there is no setting {name!r}")
-    try:
-        values[name] = field.metadata["cast"](convert(value))
-    except ValueError as error:
-        label = source if source.isupper() else f"{source}: {name}"
-        raise SettingsError(f"{label}: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
-
-
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """Variables that begin like ours and set nothing: most likely misspelt.
-
-    Kubernetes adds variables of its own for a service that is called wsgi-router; they are left out.
-    """
-    known = {CONFIG_VARIABLE, *(PREFIX + name.upper() for name in FIELDS)}
-    kubernetes = re.compile(PREFIX + r"(SERVICE_|PORT(_|$))")
-    return sorted(
-        name
-        for name in environ
-        if name.startswith(PREFIX) and name not in known and not kubernetes.match(name)
-    )
+    """Variables that begin like ours and set nothing: most likely misspelt."""
+    return setting_sources.unknown_variables(FIELDS, environ)
 
 
 # Renderings: what the README and conf/router.toml show is made from the table.

@@ -3,8 +3,8 @@
 A zip of a worker is somebody else's data: names that lead out of the folder, links, too many files and too
 many bytes are refused, by what is really there and not by what the zip says of itself.
 
-A folder is named by the digest of what is in it, and appears whole. Beside the folders stands for each model
-which of them is its own; all processes of a server go by that.
+The folders are those of a cache (`tokenizer_cache`). For each model stands in the server's own folder which
+of them is its own; all processes of a server go by that.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import fcntl
 import hashlib
 import io
 import os
-import shutil
 import stat
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 import msgspec
 
-from wsgi_router.settings import SettingsError
+from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.tokenizer_cache import Cache, Files, Hold, digests
 from wsgi_router.workers.board import Board
 
 MOST_PACKED: Final = 128 << 20
@@ -41,9 +41,7 @@ _ENCRYPTED: Final = 1
 _PIECE: Final = 1 << 20
 _LOOK_SECONDS: Final = 0.1
 _RECORDS: Final = "tokenizers"
-
-Files = Mapping[str, bytes]
-"""Contents by relative names with slashes."""
+_MOST_MIB: Final = Settings().tokenizer_cache_mib
 
 
 class UnusableZipError(ValueError):
@@ -121,16 +119,6 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, room: int) -> byt
     return b"".join(pieces)
 
 
-def digests(files: Files) -> dict[str, str]:
-    """Hex digests of the contents, by names in order."""
-    return {name: hashlib.sha256(files[name]).hexdigest() for name in sorted(files)}
-
-
-def _folder_name(of_files: Mapping[str, str]) -> str:
-    lines = "".join(f"{name}\0{digest}\n" for name, digest in sorted(of_files.items()))
-    return hashlib.sha256(lines.encode()).hexdigest()
-
-
 def check(cache: str) -> None:
     """Makes the folder of TOKENIZER_CACHE, if one is named. Raises SettingsError."""
     if not cache:
@@ -143,16 +131,25 @@ def check(cache: str) -> None:
         raise SettingsError(f"TOKENIZER_CACHE: {cache} cannot be written: {error.strerror}") from None
 
 
-class Store:
-    """One for each process. Its methods may be called from any thread; none but `locked` waits."""
+def prune(cache: str, most_mib: int) -> None:
+    """Brings TOKENIZER_CACHE, if one is named, to what it may have. In the master."""
+    if cache:
+        Cache(Path(cache), most_mib << 20).prune()
 
-    def __init__(self, board: Board, cache: str = "") -> None:
+
+class Store:
+    """One for each process. Its methods may be called from any thread; none but `locked` waits for long."""
+
+    def __init__(self, board: Board, cache: str = "", most_mib: int = _MOST_MIB) -> None:
         self._own = None if board.folder else tempfile.TemporaryDirectory(prefix="wsgi-router-tokenizers-")
         self._records = (board.folder or Path(self._own.name if self._own else "")) / _RECORDS
-        self._cache = Path(cache) if cache else self._records
+        self._cache = Cache(Path(cache) if cache else self._records, most_mib << 20)
+        self._holds: dict[str, Hold] = {}
 
     def close(self) -> None:
         """Removes what no other process uses. Idempotent."""
+        for model in tuple(self._holds):
+            self.release(model)
         if self._own is not None:
             self._own.cleanup()
 
@@ -164,11 +161,13 @@ class Store:
             return None
 
     def put(self, model: str, worker: str, files: Files) -> Record:
-        """Makes a folder of the files. Raises OSError."""
-        of_files = digests(files)
-        record = Record(model, worker, _folder_name(of_files), of_files)
-        self._put_folder(record, files)
-        return record
+        """Makes a folder of the files, which stays until `release`. Raises OSError."""
+        folder = self._cache.folder
+        # What has ended is not begun anew: the records' folder lies in one that goes with the server.
+        folder.mkdir(mode=0o700, parents=folder != self._records, exist_ok=True)
+        hold = self._cache.put(files)
+        self._keep_hold(model, hold)
+        return Record(model, worker, hold.path.name, digests(files))
 
     def keep(self, record: Record) -> Record:
         """Makes what was put the model's own, for all processes. Raises OSError."""
@@ -179,35 +178,21 @@ class Store:
         return record
 
     def folder(self, record: Record) -> Path | None:
-        """The folder of a recorded tokenizer, if it is there and as it was."""
-        folder = self._cache / record.folder
-        try:
-            same = digests({name: (folder / name).read_bytes() for name in record.files}) == record.files
-            return folder if same and _names(folder) == record.files.keys() else None
-        except OSError:
-            return None
+        """The folder of a recorded tokenizer, if it is there and as it was; it stays until `release`."""
+        hold = self._cache.use(record.files)
+        self._keep_hold(record.model, hold)
+        return None if hold is None else hold.path
 
-    def _put_folder(self, record: Record, files: Files) -> None:
-        if self.folder(record) is not None:
-            return
-        # What has ended is not begun anew: the records' folder lies in one that goes with the server.
-        self._cache.mkdir(mode=0o700, parents=self._cache != self._records, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix="new-", dir=self._cache))
-        try:
-            for name, content in files.items():
-                path = new / name
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("xb") as file:
-                    file.write(content)
-            folder = self._cache / record.folder
-            if folder.exists() and self.folder(record) is None:
-                shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another process was faster
-                new.rename(folder)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-        if self.folder(record) is None:
-            raise OSError(f"{self._cache / record.folder} cannot be written")
+    def release(self, model: str) -> None:
+        """The model's tokenizer is not in use any more: its folder may be removed. Idempotent."""
+        self._keep_hold(model, None)
+
+    def _keep_hold(self, model: str, hold: Hold | None) -> None:
+        before = self._holds.pop(model, None)
+        if hold is not None:
+            self._holds[model] = hold
+        if before is not None:
+            before.close()
 
     @contextlib.contextmanager
     def locked(self, model: str, seconds: float) -> Iterator[Record | None]:
@@ -231,11 +216,7 @@ class Store:
         return self._records / f"{hashlib.sha256(model.encode()).hexdigest()[:32]}.{suffix}"
 
     def __repr__(self) -> str:
-        return f"<Store {self._cache}>"
-
-
-def _names(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+        return f"<Store {self._cache.folder}>"
 
 
 def _try_lock(descriptor: int) -> bool:

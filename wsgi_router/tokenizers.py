@@ -20,15 +20,8 @@ from wsgi_router import native, observability, runtime
 from wsgi_router.errors import NoTokenizerError, NoWorkerError
 from wsgi_router.pb import common_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.tokenizer_store import (
-    MOST_PACKED,
-    Files,
-    Record,
-    Store,
-    UnusableZipError,
-    digests,
-    unpack,
-)
+from wsgi_router.tokenizer_cache import Files, digests
+from wsgi_router.tokenizer_store import MOST_PACKED, Record, Store, UnusableZipError, unpack
 from wsgi_router.workers import board
 from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
@@ -70,17 +63,15 @@ class Tokenizers:
         self._transport = transport
         self._default = known.get(native.DEFAULT)
         self._loaded = {model: known[model] for model in self.named}
-        self._board = board.current()
         self._store: Store | None = None
         self._getting: set[str] = set()
         self._failures: dict[str, int] = {}
         self._due: dict[str, float] = {}
         self._told: set[str] = set()
         self._first = runtime.wakeup()
-        self._wakeup = runtime.wakeup()
+        self._looking = runtime.PeriodicTask("looking after the tokenizers", self._look, _LOOK_SECONDS)
         self._compared: set[Worker] = set()
         self._comparing = False
-        self._closed = False
 
     def of(self, model: str) -> native.Tokenizer:
         """The tokenizer of a served model. Raises NoTokenizerError."""
@@ -100,8 +91,9 @@ class Tokenizers:
     def start(self) -> None:
         """Begins to get what the settings do not name. Once, after the fork."""
         if self._default is None:
-            self._store = Store(self._board, self._settings.tokenizer_cache)
-            runtime.spawn(self._look_after)
+            cache, most = self._settings.tokenizer_cache, self._settings.tokenizer_cache_mib
+            self._store = Store(board.current(), cache, most)
+            self._looking.start()
 
     def wait(self, seconds: float = FIRST_SECONDS) -> None:
         """Returns once the models that are known now have tokenizers, or getting one has failed.
@@ -112,14 +104,13 @@ class Tokenizers:
         models = self._missing()
         while any(not self._is_settled(model) for model in models):
             left = deadline - time.monotonic()
-            if left <= 0 or self._closed:
+            if left <= 0 or self._looking.stopped:
                 return
             self._first.wait(min(left, _LOOK_SECONDS))
 
     def close(self) -> None:
         """Ends what `start` began. Idempotent."""
-        self._closed = True
-        self._wakeup.set()
+        self._looking.stop()
         if self._store is not None:
             self._store.close()
 
@@ -135,14 +126,6 @@ class Tokenizers:
         """The name under which a worker's model is served, "" if it is not known."""
         return "" if worker.card is None else self._settings.model or worker.card.name
 
-    def _look_after(self) -> None:
-        while not self._closed:
-            try:
-                self._look()
-            except Exception:
-                _LOG.exception("looking after the tokenizers failed")
-            self._wakeup.wait(_LOOK_SECONDS)
-
     def _look(self) -> None:
         now = time.monotonic()
         self._drop_unserved()
@@ -156,6 +139,7 @@ class Tokenizers:
         served = {card.name for card in self._pool.models()}
         for model in self._loaded.keys() - served - self.named:
             del self._loaded[model]
+            self._its_store().release(model)
 
     def _get(self, model: str) -> None:
         try:
@@ -173,10 +157,10 @@ class Tokenizers:
         finally:
             self._getting.discard(model)
             self._first.set()
-            self._wakeup.set()
+            self._looking.wake()
 
     def _failed(self, model: str, why: str) -> None:
-        if self._closed:
+        if self._looking.stopped:
             return
         count = self._failures.get(model, 0)
         self._failures[model] = count + 1
@@ -200,7 +184,11 @@ class Tokenizers:
             return self._fetch(model, store)
 
     def _load(self, folder: Path, record: Record) -> native.Tokenizer:
-        tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
+        try:
+            tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
+        except BaseException:
+            self._its_store().release(record.model)
+            raise
         model = observability.printable(record.model, 100)
         _LOG.info("the tokenizer of %s is that of worker %s (%.12s)", model, record.worker, record.folder)
         return tokenizer
@@ -244,7 +232,7 @@ class Tokenizers:
         """Looks at the workers that nobody has compared with their model's tokenizer, one after the other."""
         workers = self._pool.workers
         self._compared &= {worker for worker in workers if worker.state is not State.DOWN}
-        if self._comparing or not any(self._is_new(worker) for worker in workers) or not self._board.leads():
+        if self._comparing or not any(self._is_new(worker) for worker in workers) or not self._pool.leads():
             return
         self._comparing = True
         runtime.spawn(self._compare_all)
@@ -261,7 +249,7 @@ class Tokenizers:
     def _compare_all(self) -> None:
         try:
             for worker in self._pool.workers:
-                if self._is_new(worker) and not self._closed:
+                if self._is_new(worker) and not self._looking.stopped:
                     self._compared.add(worker)
                     self._compare(worker)
         finally:

@@ -16,7 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import OverloadedError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers import board, reports
+from wsgi_router.workers import reports
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.reports import Report, Reported
 from wsgi_router.workers.roles import Role
@@ -41,21 +41,18 @@ class WorkerLoads:
         self._timeout = min(max(self._interval, _LEAST_TIMEOUT), settings.health_timeout)
         self._most_waiting = settings.shed_waiting_requests
         self._most_tokens = settings.shed_token_usage
-        self._board = board.current()
         self._reports = reports.current()
         self._written: set[int] = set()
         self._asking: set[Worker] = set()
         self._unable: dict[Worker, float] = {}  # until when
-        self._closed = False
-        self._wakeup = runtime.wakeup()
+        self._asks = runtime.PeriodicTask("asking the workers for their loads", self.turn, self._interval)
 
     def start(self) -> None:
         """Begins to ask. Once, after the fork."""
-        runtime.spawn(self._run)
+        self._asks.start()
 
     def close(self) -> None:
-        self._closed = True
-        self._wakeup.set()
+        self._asks.stop()
 
     @property
     def sheds(self) -> bool:
@@ -85,21 +82,13 @@ class WorkerLoads:
         since = worker.load - report.ours - report.free
         return report.waiting + max(since, 0) >= self._most_waiting
 
-    def _run(self) -> None:
-        while not self._closed:
-            try:
-                self.turn()
-            except Exception:
-                _LOG.exception("asking the workers for their loads failed")
-            self._wakeup.wait(self._interval)
-
     def turn(self) -> None:
         """Asks each worker that may be asked, but for those that still owe an answer."""
         workers = self._pool.workers
         for worker in workers:
             if worker.reported is None:
                 worker.reported = Reported(self._reports, worker.column, self._interval)
-        if not self._board.leads():
+        if not self._pool.leads():
             return
         for column in self._written - {worker.column for worker in workers}:  # others' are not ours to clear
             self._written.discard(column)

@@ -90,6 +90,9 @@ def check(sent: Sent, got: Got) -> None:
     if "x-request-id" not in got.headers:  # not the router's
         assert sent.odd or sent.method not in ("POST", "GET"), "an answer that is not the router's"
         assert got.status in _OWN_WORDS, "gunicorn's own answer"
+        if sent.method != "HEAD":
+            assert got.headers["content-type"] == "application/json"
+            judge("Error").validate(json.loads(got.body))
         return
     assert got.status != 500 or sent.faults, "an internal error"
     kind = got.headers["content-type"]

@@ -73,6 +73,9 @@ def test_what_is_wrong_fails(status: int, body: Any, kind: str) -> None:
 
 
 def test_an_answer_without_an_id_is_not_the_routers() -> None:
+    refused = Got(400, {"content-type": JSON}, json.dumps(error("bad_request")).encode())
     with pytest.raises(AssertionError):
-        check(Sent("POST", CHAT, b""), Got(400, {"content-type": "text/html"}, b""))
-    check(Sent("POST", CHAT, b"", odd=True), Got(400, {"content-type": "text/html"}, b""))
+        check(Sent("POST", CHAT, b""), refused)
+    check(Sent("POST", CHAT, b"", odd=True), refused)
+    with pytest.raises(AssertionError):
+        check(Sent("POST", CHAT, b"", odd=True), Got(400, {"content-type": "text/html"}, b"<html>"))

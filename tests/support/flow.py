@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import socket
 import time
 from collections.abc import Callable
@@ -111,6 +112,16 @@ def collect(generation: Generation, choices: int = 1) -> dict[int, list[Any]]:
             found[index].append(item)
             ended += item is ENDED or isinstance(item, RpcFailure)
     return found
+
+
+def read_at_random(generation: Generation, chance: random.Random, choices: int, pause: float) -> None:
+    """Takes what comes for `pause` seconds at most, and now and then ends one of the choices."""
+    end = time.monotonic() + pause
+    while time.monotonic() < end and not generation.exhausted:
+        generation.wait(max(end - time.monotonic(), 0))
+        generation.take()
+        if chance.random() < 0.2:
+            generation.finish(chance.randrange(choices), cancel=chance.random() < 0.5)
 
 
 def ids_of(items: list[Any]) -> list[int]:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,14 @@ def wait_until(condition: Callable[[], object], seconds: float = 10.0, what: str
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {seconds} s: {what or condition}")
         time.sleep(0.02)
+
+
+def output_of(code: str, *arguments: object) -> str:
+    """What Python code prints in a process of its own, where it may fork; fails as that does."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 class Process:

@@ -19,6 +19,7 @@ from wsgi_router.api.describe import GENERATION, describe
 from wsgi_router.api.fanout import read
 from wsgi_router.api.generation import arrive, entered, warn
 from wsgi_router.api.services import Services, current
+from wsgi_router.calls import Call
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import InvalidRequestError, WorkerProtocolError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
@@ -43,15 +44,9 @@ def embeddings() -> Response:
     shorter = None if asked.dimensions is None else _shorter_dimensions(services, card)
     client, until = ClientWatch(request.environ), services.deadline(record)
     with entered(services, flow, client, until):
-        answers = services.calls.ask_for_each(
-            "Embed",
-            [_request(one) for one in ids],
-            services.settings.first_token_timeout,
-            card.name,
-            client,
-            services.routing.hints(request.environ, asked.user),
-            until,
-        )
+        hints = services.routing.hints(request.environ, asked.user)
+        call = Call("Embed", services.settings.first_token_timeout, card.name, hints, until)
+        answers = services.calls.ask_for_each(call, [_request(one) for one in ids], client)
     data, tokens = [], 0
     for index, answer in enumerate(answers):
         vector, count = _vector(answer)
@@ -123,7 +118,7 @@ def _shorter_dimensions(services: Services, card: ModelCard) -> tuple[int, ...] 
     Models that are trained for it say so in their configuration; over this wire only what the worker was
     started with can be seen (`--json-model-override-args`).
     """
-    answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout, card.name)
+    answer = services.calls.ask(Call("GetServerInfo", services.settings.health_timeout, card.name), b"")
     given = read(pb.GetServerInfoResponse, answer).server_args.fields["json_model_override_args"]
     return _matryoshka(given.string_value)
 

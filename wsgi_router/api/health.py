@@ -9,6 +9,7 @@ from flask import Blueprint, Response, request
 from wsgi_router.api.answers import json_response
 from wsgi_router.api.describe import WORKER, describe
 from wsgi_router.api.services import Services, current
+from wsgi_router.calls import Call
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.errors import DrainingError, NoTokenizerError, NoWorkerError
 from wsgi_router.observability import request_id
@@ -49,7 +50,8 @@ def health_generate() -> Response:
         _generate_token(services, card.name)
     else:
         message = pb.EmbedRequest(request_id=request_id(None), tokenized=_PROMPT)
-        services.calls.ask("Embed", message.SerializeToString(), services.settings.health_timeout, card.name)
+        call = Call("Embed", services.settings.health_timeout, card.name)
+        services.calls.ask(call, message.SerializeToString())
     return json_response({"status": "ok"})
 
 

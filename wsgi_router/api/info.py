@@ -11,6 +11,7 @@ from wsgi_router.api.answers import error_response, json_response
 from wsgi_router.api.describe import QUERY, WORKER, Query, describe
 from wsgi_router.api.fanout import plain, plain_struct, read, results
 from wsgi_router.api.services import current
+from wsgi_router.calls import Call
 from wsgi_router.errors import InvalidRequestError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.schema.answers import ModelInfo, ServerInfo, WorkerResults
@@ -51,7 +52,7 @@ def server_info() -> Response:
     """One worker's start options and scheduler state, in SGLang's flat form."""
     services = current()
     model = services.pool.default_model().name
-    answer = services.calls.ask("GetServerInfo", b"", services.settings.health_timeout, model)
+    answer = services.calls.ask(Call("GetServerInfo", services.settings.health_timeout, model), b"")
     info = read(pb.GetServerInfoResponse, answer)
     options = plain_struct(info.server_args)
     shown: dict[str, Any] = {name: value for name, value in options.items() if not _SECRET.search(name)}

@@ -20,6 +20,7 @@ from typing import Final
 
 from wsgi_router.setting_casts import MOST_WORKERS
 from wsgi_router.settings import SettingsError
+from wsgi_router.sharing import Shared
 
 ROWS: Final = 128
 """Of 64 processes: while a reload goes on there are the old ones and the new ones."""
@@ -225,16 +226,6 @@ class Load:
         return f"<Load own={self._own} total={self.total()}>"
 
 
-_shared: Board | None = None
-
-
-def share(folder: Path) -> Board:
-    """Makes the board that all processes forked from now on share. In the master."""
-    global _shared
-    _shared = Board(folder)
-    return _shared
-
-
-def current() -> Board:
-    """The shared board, or a new one of the caller's own where no server has made one."""
-    return _shared or Board()
+shared: Final = Shared(Board, Board)
+share: Final = shared.share
+current: Final = shared.current

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 from wsgi_router import runtime
 from wsgi_router.errors import RouterError
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.workers import board
 from wsgi_router.workers.pods import Pods
 from wsgi_router.workers.pool import WorkerPool
 
@@ -83,15 +82,14 @@ class Discovery:
     def __init__(self, settings: Settings, pool: WorkerPool) -> None:
         self._sources = _sources(settings)
         self._pool = pool
-        self._board = board.current()
-        self._wakeups = {source.name: runtime.wakeup() for source in self._sources}
         self._troubles: dict[str, str] = {}
+        self._following = [self._task(source) for source in self._sources]
         self._closed = False
 
     def start(self) -> None:
         """Begins to look, where this process leads. Once, after the fork."""
-        for source in self._sources:
-            runtime.spawn(self._follow, source)
+        for task in self._following:
+            task.start()
 
     def wait(self, seconds: float = FIRST_SECONDS) -> None:
         """Returns once all sources have told what there is, after `seconds` at the latest."""
@@ -109,24 +107,21 @@ class Discovery:
     def close(self) -> None:
         """Ends what `start` began. Idempotent."""
         self._closed = True
-        for wakeup in self._wakeups.values():
-            wakeup.set()
+        for task in self._following:
+            task.stop()
 
-    def _follow(self, source: Source) -> None:
-        wakeup = self._wakeups[source.name]
-        while not self._closed:
-            pause = _LOOK_SECONDS
-            try:
-                if self._board.leads():
-                    pause = source.pause
-                    self._turn(source)
-            except Exception:
-                _LOG.exception("asking %s for workers failed", source.name)
-            wakeup.wait(pause)
+    def _task(self, source: Source) -> runtime.PeriodicTask:
+        def turn() -> float | None:
+            if not self._pool.leads():
+                return None
+            self._turn(source)
+            return source.pause
+
+        return runtime.PeriodicTask(f"asking {source.name} for workers", turn, _LOOK_SECONDS)
 
     def _turn(self, source: Source) -> None:
         def tell(urls: Sequence[str]) -> bool:
-            if self._closed or not self._board.leads():
+            if self._closed or not self._pool.leads():
                 return False
             if self._pool.membership.discover(source.name, urls):
                 _LOG.info("%s has the workers %s", source.name, ", ".join(urls) or "(none)")
@@ -153,4 +148,4 @@ class Discovery:
             )
 
     def __repr__(self) -> str:
-        return f"<Discovery of {[source.name for source in self._sources]} leads={self._board.leads()}>"
+        return f"<Discovery of {[source.name for source in self._sources]} leads={self._pool.leads()}>"

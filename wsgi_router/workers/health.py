@@ -14,6 +14,8 @@ from collections.abc import Callable
 from typing import Final
 
 from wsgi_router import runtime
+from wsgi_router.sharing import Shared
+from wsgi_router.workers import board
 from wsgi_router.workers.board import COLUMNS, ROWS, Board, Load
 from wsgi_router.workers.breaker import Breaker, Event, Limits, Phase, State, after, phase
 
@@ -43,8 +45,8 @@ def _now() -> int:
 class Health:
     """Of all workers; goes with a board, and is shared as that is."""
 
-    def __init__(self, board: Board) -> None:
-        self.board = board
+    def __init__(self, its_board: Board) -> None:
+        self.board = its_board
         self._cells = memoryview(mmap.mmap(-1, _CELLS * _CELL)).cast("q")
         self._lock = runtime.brief_lock()
 
@@ -260,16 +262,6 @@ class Record:
         return f"<Record {self.state} breaker={self.phase}>"
 
 
-_shared: Health | None = None
-
-
-def share(board: Board) -> Health:
-    """Makes what all processes forked from now on share. In the master."""
-    global _shared
-    _shared = Health(board)
-    return _shared
-
-
-def of(board: Board) -> Health:
-    """What goes with `board`: the shared one, or a new one of the caller's own."""
-    return _shared if _shared is not None and _shared.board is board else Health(board)
+shared: Final = Shared(Health, lambda: Health(board.current()))
+share: Final = shared.share
+current: Final = shared.current

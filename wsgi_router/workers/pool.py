@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.settings import Settings, SettingsError
-from wsgi_router.workers import board, cards, health
+from wsgi_router.workers import cards, health
 from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership, parts
@@ -51,15 +51,16 @@ class WorkerPool:
         self, settings: Settings, transport: Transport, taken: Callable[[int], None] | None = None
     ) -> None:
         """`taken` is called with the column of a worker that nobody has had yet."""
-        self._board = board.current()
-        self._health = health.of(self._board)
+        self._health = health.current()
+        self._board = self._health.board
         self._shared_cards = cards.Cards(self._board.folder)
         self._limits = Limits(
             settings.breaker_failures, int(settings.breaker_seconds * 1000), settings.breaker_successes
         )
         self.retries = Retries(settings)
         """The rules by which requests go to other workers."""
-        self._prober = Prober(transport, settings, self._board.leads, self._take_answer, self._wake)
+        self._looking = runtime.PeriodicTask("looking after the workers", self._look, _LOOK_SECONDS)
+        self._prober = Prober(transport, settings, self.leads, self._take_answer, self._looking.wake)
         self._phases: dict[Worker, Phase] = {}
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         known = parts(settings)
@@ -78,16 +79,11 @@ class WorkerPool:
         self._told = runtime.wakeup()
         self._cards: dict[str, ModelCard] = {}  # by served name, sorted
         self._list_lock = threading.Lock()  # which workers there are, and their cards
-        self._wakeup: runtime.Wakeup = runtime.wakeup()
-        self._started = False
-        self._closed = False
         self._take_list()
 
     def start(self) -> None:
-        """Begins to look after the workers. Once, after the fork."""
-        if not self._started:
-            self._started = True
-            runtime.spawn(self._look_after)
+        """Begins to look after the workers. After the fork; idempotent."""
+        self._looking.start()
 
     def wait_for_answer(self, seconds: float = FIRST_ANSWER_SECONDS) -> None:
         """Returns once a worker is up or each was asked, after `seconds` at the latest. Once, by one caller.
@@ -99,10 +95,9 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends what `start` began."""
-        self._closed = True
+        self._looking.stop()
         for worker in (*self.workers, *self._leaving.values()):
             worker.close()
-        self._wakeup.set()
 
     def leads(self) -> bool:
         """Whether this process does what one alone need do for all."""
@@ -261,7 +256,7 @@ class WorkerPool:
         """Takes in what a call has seen of a worker."""
         if worker.note(event):
             _LOG.warning("worker %s is %s", worker.url, worker.state)
-            self._wakeup.set()
+            self._looking.wake()
 
     def report_failure(self, worker: Worker, failure: RpcFailure) -> None:
         """Takes in how a unary call has failed."""
@@ -298,21 +293,12 @@ class WorkerPool:
     def _can(self, worker: Worker, model: str, adapter: str) -> bool:
         return self._serves(worker, model) and (not adapter or adapter in worker.adapters)
 
-    def _look_after(self) -> None:
-        while not self._closed:
-            pause = _LOOK_SECONDS
-            try:
-                pause = self._look()
-            except Exception:  # the next time may go well, and nobody else would look
-                _LOG.exception("looking after the workers failed")
-            self._wakeup.wait(pause)
-
     def _look(self) -> float:
         """Returns the seconds until it is to be done again."""
         self.catch_up()
         self._let_leave()
         pause = _LOOK_SECONDS
-        if self._board.leads():
+        if self.leads():
             pause = min(pause, self._prober.look(self.workers))
             self._tell_half_open()
         for worker in self.workers:
@@ -322,9 +308,6 @@ class WorkerPool:
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):
             self._told.set()
         return pause if asked else min(pause, _QUICK_SECONDS)
-
-    def _wake(self) -> None:
-        self._wakeup.set()
 
     def _tell_half_open(self) -> None:
         """Time alone lets requests through again, so that nobody else could tell."""
@@ -349,7 +332,7 @@ class WorkerPool:
                 _LOG.error("%s", error)
         else:
             self._trouble = ""
-            self._wakeup.set()
+            self._looking.wake()
 
     def _take_list(self) -> None:
         generation = self.membership.generation

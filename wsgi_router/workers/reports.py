@@ -10,6 +10,7 @@ import mmap
 import time
 from typing import Final, NamedTuple
 
+from wsgi_router.sharing import Shared
 from wsgi_router.workers.board import COLUMNS
 
 INTERVALS_KEPT: Final = 3
@@ -91,16 +92,6 @@ class Reported:
         return f"<Reported {self.latest()}>"
 
 
-_shared: Reports | None = None
-
-
-def share() -> Reports:
-    """Makes what all processes forked from now on share. In the master."""
-    global _shared
-    _shared = Reports()
-    return _shared
-
-
-def current() -> Reports:
-    """What the processes share, or the caller's own where no server has made anything."""
-    return _shared or Reports()
+shared: Final = Shared(Reports, Reports)
+share: Final = shared.share
+current: Final = shared.current
