@@ -130,7 +130,10 @@ class Queue:
     """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
     that a Generation that is dropped without `close` can be noticed."""
 
-    __slots__ = ("_blamed", "_lock", "choices", "closed", "on_close", "ready", "room", "shared", "wakeup")
+    __slots__ = (
+        *("_blamed", "_lock", "choices", "closed", "lost", "on_close", "ready", "room", "shared"),
+        "wakeup",
+    )
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -140,10 +143,18 @@ class Queue:
         self.room: list[runtime.Wakeup] = []
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
+        self.lost: tuple[tuple[Choice, Lease], ...] = ()
+        """Choices that wait for a worker which was found down: that of the lease."""
         self.on_close: Callable[[], object] | None = None
         """Called once all that was open is cancelled, maybe more than once."""
         self._blamed: tuple[Worker, ...] = ()
         self._lock = runtime.brief_lock()
+
+    def lose(self, choice: Choice, lease: Lease) -> None:
+        """The worker of `lease` was found down, and nothing has come of the choice."""
+        if (choice, lease) not in self.lost:
+            self.lost += ((choice, lease),)
+        self.wakeup.set()
 
     def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
         """Takes in how an RPC that nobody here has cancelled came to its end.

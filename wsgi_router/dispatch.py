@@ -39,6 +39,7 @@ from wsgi_router.errors import (
 from wsgi_router.ids import random_id
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
+from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import (
     GenerateJob,
@@ -167,6 +168,8 @@ class Generation:
         """Ends what is late, begins again what is due; returns the seconds until there may be more."""
         if now >= self._deadline:
             raise DeadlineError("The request was not answered in time.")
+        if self._queue.lost:
+            self._leave_lost()
         pause = min(self._queue.expire(now), self._deadline - now)
         if self._again:
             for again in [again for again in self._again if again.due <= now]:
@@ -174,6 +177,14 @@ class Generation:
                 self._dispatcher.start_again(self, again.opening, again.error)
             pause = min(pause, *(again.due - now for again in self._again)) if self._again else pause
         return pause
+
+    def _leave_lost(self) -> None:
+        """Has choices begun again that wait for workers which were found down. Raises RouterError."""
+        lost, self._queue.lost = self._queue.lost, ()
+        for choice, lease in lost:
+            opening = self._opening.get(choice.index)
+            if opening is not None and not choice.ended:
+                self._dispatcher.leave(self, opening, choice, lease.worker)
 
     def take(self) -> list[Ready]:
         """All that is ready, in order; empty if nothing is. Raises RouterError if a choice cannot start."""
@@ -380,14 +391,36 @@ class Dispatcher:
         self, generation: Generation, opening: _Opening, worker: Worker, error: RouterError
     ) -> None:
         """Has a choice begun again that `worker` has failed. Raises `error` where that would not help."""
-        job, tried = opening.job, opening.tried
+        tried = opening.tried
         tried.append(worker)
-        now = time.monotonic()
-        if not pairs.possible(self._pool, job, tried):  # the failure says more than that nobody else is there
+        if not self._may_ask_another(opening.job, tried, error):
+            raise error  # it says more than that nobody else is there
+        generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
+
+    def leave(self, generation: Generation, opening: _Opening, choice: Choice, worker: Worker) -> None:
+        """Has a choice begun again that waits for `worker`, which was found down. Raises RouterError.
+
+        Where the worker's front answers the engine may have too much to do for a check, with this very prompt
+        perhaps; so the choice stays if nobody else may be asked.
+        """
+        if worker.state is not State.DOWN:
+            return
+        error, tried = UpstreamError.from_grpc("UNAVAILABLE", ""), [*opening.tried, worker]
+        another = self._may_ask_another(opening.job, tried, error)
+        if not (another or worker.gone) or generation._queue.began(choice):
+            return
+        choice.stale = True
+        generation._queue.cancel(choice)
+        if not another:
             raise error
-        if job.hints.target or not self._retries.allow(error, tried, now):
-            raise error
-        generation.begin_again(now + self._retries.pause(tried), opening, error)
+        opening.tried = tried
+        generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
+
+    def _may_ask_another(self, job: GenerateJob, tried: list[Worker], error: RouterError) -> bool:
+        """Whether one more worker may be asked after those that were `tried`; counts it then."""
+        if job.hints.target or not pairs.possible(self._pool, job, tried):
+            return False
+        return self._retries.allow(error, tried, time.monotonic())
 
     def start_again(self, generation: Generation, opening: _Opening, error: RouterError) -> None:
         """Asks another worker than before. Raises `error` if there is none any more."""
@@ -426,6 +459,9 @@ class Dispatcher:
         generation._leases[index] = legs.answering
         patience = opening.deadline - time.monotonic()
         choice = Choice(index, request_id, legs.answering, None, math.inf)
+        for lease in (legs.answering, legs.prefill):
+            if lease is not None:
+                lease.watch(functools.partial(queue.lose, choice, lease))
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
             if legs.prefill is not None:

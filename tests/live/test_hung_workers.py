@@ -6,6 +6,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -43,6 +44,32 @@ def test_a_stopped_worker_of_two_is_passed_over(simulator_flags: tuple[str, ...]
             assert seen.count(504) == 1
             assert seen.count(200) == 11
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 90, "two workers up again")
+
+
+@pytest.mark.parametrize("transport", ["native", "grpcio"])
+def test_requests_leave_a_worker_that_is_found_down(simulator_flags: tuple[str, ...], transport: str) -> None:
+    """In all processes, whichever of them has found it out."""
+    waits = {**WAITS, "first_token_timeout": "100", "health_interval": "0.2", "retry_attempts": "2"}
+    with (
+        Worker(*simulator_flags) as first,
+        Worker(*simulator_flags) as second,
+        Router(
+            first.url, second.url, **waits, policy="round_robin", processes=2, transport=transport
+        ) as router,
+        httpx.Client(timeout=90, limits=httpx.Limits(max_keepalive_connections=0)) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 15, "two workers up")
+        before = router.settled_metric("wsgi_router_retries_total")
+        with stopped(first):
+            bodies = [ask("say-text", stream=bool(number % 2), n=1 + number % 3) for number in range(16)]
+            asked = [pool.submit(client.post, router.url + URL, json=body) for body in bodies]
+            assert [one.result().status_code for one in asked] == [200] * 16
+            assert router.metric("wsgi_router_worker_state", state="down") == 1
+            assert router.settled_metric("wsgi_router_retries_total") - before >= 4
+        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 30, "two workers up again")
+        wait_until(lambda: int(first.server_info()["running"]) == 0, 5, "no request left")
+        assert router.metric("wsgi_router_worker_requests_in_flight") == 0
 
 
 def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...]) -> None:

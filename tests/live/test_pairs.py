@@ -288,6 +288,22 @@ def test_prefill_workers_that_freeze_and_die(halves: Halves, transport: str) -> 
         dies_while_asked(pairs, other)
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_prefill_worker_that_is_found_down(halves: Halves, transport: str) -> None:
+    """Its requests go to the other one, long before FIRST_TOKEN_TIMEOUT."""
+    waits = {"first_token_timeout": "100", "health_timeout": "1", "health_interval": "0.2"}
+    with pairs_of(halves, transport, prefills=2, prefill_policy="round_robin", **waits) as pairs:
+        frozen = pairs.prefills[0]
+        frozen.send(signal.SIGSTOP)
+        try:
+            texts = [text_of(pairs.router) for _ in range(3)]
+        finally:
+            frozen.send(signal.SIGCONT)
+        assert texts == [TEXT] * 3
+        wait_until(lambda: pairs.router.metric("wsgi_router_worker_up") == 3, 15, "all up again")
+        pairs.assert_idle()
+
+
 def freezes_while_asked(pairs: Pairs, frozen: Worker) -> None:
     """Requests in turn: one waits for it in vain, but not for ever."""
     frozen.send(signal.SIGSTOP)

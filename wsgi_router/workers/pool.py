@@ -70,7 +70,7 @@ class WorkerPool:
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
-        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
+        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand, of whatever process
         self._halves = False  # whether any worker is one
         self._transport = transport
         self._settings = settings
@@ -312,11 +312,14 @@ class WorkerPool:
         self.catch_up()
         self._let_leave()
         pause = _LOOK_SECONDS
+        known = (*self.workers, *self._leaving.values())
         if self._board.leads():
-            pause = min(pause, self._prober.look(self.workers))
+            pause = min(pause, self._prober.look(known))
             self._tell_half_open()
-        for worker in self.workers:
+        now = time.monotonic()
+        for worker in known:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
+            worker.tell_if_down(now)
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):
@@ -383,10 +386,13 @@ class WorkerPool:
         return joining
 
     def _let_leave(self) -> None:
-        """Drops the connection to a removed worker once its last request here has ended."""
+        """Drops the connection to a removed worker once its last request has ended.
+
+        Until then it is asked whether it is there: those who wait for it are to know.
+        """
         busy = self._prober.under_way
         with self._list_lock:  # or one that comes back at this moment would be dropped
-            idle = [one for one in self._leaving.values() if one.in_flight == 0 and one not in busy]
+            idle = [one for one in self._leaving.values() if one.load == 0 and one not in busy]
             for worker in idle:
                 del self._leaving[worker.url]
         for worker in idle:
