@@ -11,9 +11,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
+from wsgi_router.client_watch import cut
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.pool import WorkerPool
@@ -120,6 +121,7 @@ class Shared:
     transport: GenerateTransport
     endings: Deadlines[Choice | Companion]
     """RPCs that have said their last and have not ended yet."""
+    limits: Deadlines[TimeLimit]
     defer: Callable[[Callable[[], object]], None]
     queue_size: int
     token_timeout: float
@@ -352,6 +354,23 @@ class Queue:
             self.on_close()
         self.make_room()
         self.wakeup.set()
+
+
+class TimeLimit:
+    """Ends a request that is late, where whoever sends its answer waits for a client that reads nothing."""
+
+    __slots__ = ("_connection", "_queue")
+
+    def __init__(self, queue: Queue, connection: Any) -> None:
+        """`connection`: as `client_watch.cut` takes it, or None."""
+        self._queue = queue
+        self._connection = connection
+
+    def end_late(self) -> None:
+        """It was not over in time. Does not block."""
+        if self._connection is not None:
+            cut(self._connection)
+        runtime.spawn(self._queue.close)
 
 
 def _told_of_a_fault(end: Ended | RpcFailure) -> bool:

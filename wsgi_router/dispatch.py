@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 from wsgi_router import observability, pairs, runtime
-from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
+from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared, TimeLimit
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
@@ -53,6 +53,9 @@ _LOG = logging.getLogger(__name__)
 
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
+
+_GRACE_SECONDS: Final = 1.0
+"""A late request ends by itself, unless whoever sends its answer has been waiting for the client for so long."""
 
 
 class _Opening:
@@ -86,6 +89,7 @@ class Generation:
         "_deadline",
         "_dispatcher",
         "_leases",
+        "_limit",
         "_opening",
         "_queue",
         "answer",
@@ -105,6 +109,11 @@ class Generation:
         self._opening: dict[int, _Opening] = {}  # by the index of the choice
         self._again: list[_Again] = []
         self._leases: dict[int, Lease] = {}  # of the choices that nothing was said about yet
+        self._limit: TimeLimit | None = None
+        if deadline < math.inf:
+            self._limit = TimeLimit(self._queue, None if client is None else client.connection)
+            left = max(deadline - time.monotonic(), 0.0)
+            dispatcher.shared.limits.add(self._limit, left + _GRACE_SECONDS)
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
@@ -270,14 +279,26 @@ class Generation:
         if lease is not None:
             self._queue.blame(lease)
 
-    def close(self) -> None:
-        """Cancels what is open, returns all leases, ends the readers. Idempotent."""
-        _close_all(self._queue, self._client)
+    def close(self, sending: bool = False) -> None:
+        """Cancels what is open, returns all leases, ends the readers. Idempotent.
+
+        `sending`: the server has a last piece to send, which may not take longer than the request; it is
+        to be called without that once the server may use the connection for other things.
+        """
+        limit = self._limit
+        if not sending:
+            self._limit = None
+        _close_all(self._queue, self._client, None if sending else limit)
+
+    @property
+    def over(self) -> bool:
+        """Whether this is closed, and nothing is left to send that may be late."""
+        return self._queue.closed and self._limit is None
 
     def __del__(self) -> None:
-        if not self._queue.closed:
+        if not self.over:
             # The server forgot `close`, and a finaliser may run anywhere, so the work is done elsewhere.
-            self._queue.shared.defer(functools.partial(_close_all, self._queue, self._client))
+            self._queue.shared.defer(functools.partial(_close_all, self._queue, self._client, self._limit))
 
     def __repr__(self) -> str:
         queue = self._queue
@@ -285,7 +306,9 @@ class Generation:
         return f"<Generation {state} choices={list(queue.choices.values())!r} ready={len(queue.ready)}>"
 
 
-def _close_all(queue: Queue, client: ClientWatch | None) -> None:
+def _close_all(queue: Queue, client: ClientWatch | None, limit: TimeLimit | None) -> None:
+    if limit is not None:
+        queue.shared.limits.discard(limit)
     runtime.drain.unsubscribe(queue.wakeup)
     if client is not None:
         client.close()
@@ -308,6 +331,7 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
+            Deadlines(lambda late: late.end_late()),
             Deadlines(lambda late: late.end_late()),
             runtime.deferrer(),
             settings.queue_size,

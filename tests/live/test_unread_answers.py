@@ -1,0 +1,81 @@
+"""A client that reads nothing, and never leaves: REQUEST_TIMEOUT ends what it keeps, and its connection."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator, Sequence
+
+import httpx
+import psutil
+import pytest
+
+from tests.live.test_chat import ask
+from tests.support.processes import QWEN3, Router, Worker, wait_until
+
+URL = "/v1/chat/completions"
+SECONDS = 5
+TOKENS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    flags = ("--tokenizer", str(QWEN3), "--model-name", "qwen3-sim", "--eos", "151645", "--itl-ms", "0")
+    room = ("--context-length", "100000000", "--kv-tokens", "2000000000", "--tokens-per-chunk", "1024")
+    with Worker(*flags, *room) as worker:
+        yield worker
+
+
+@contextlib.contextmanager
+def unread(router: Router) -> Iterator[socket.socket]:
+    """The connection of a client that has asked for a long answer."""
+    body = json.dumps(ask("x", stream=True, max_tokens=TOKENS, ignore_eos=True)).encode()
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", router.port))
+        client.sendall(head + body)
+        yield client
+
+
+def open_ports(router: Router) -> set[int]:
+    """Those of clients that gunicorn's processes have connections to."""
+    found = [one for process in router.processes() for one in connections(process)]
+    return {one.raddr.port for one in found if one.raddr and one.laddr.port == router.port}
+
+
+def connections(process: psutil.Process) -> list[psutil._common.pconn]:
+    return list(process.net_connections())
+
+
+@pytest.mark.parametrize(
+    ("transport", "flags"),
+    [("native", ()), ("grpcio", ()), ("native", ("-k", "gthread", "--threads", "8"))],
+    ids=["lent", "grpcio", "threads"],
+)
+def test_it_keeps_nothing_for_longer(worker: Worker, transport: str, flags: Sequence[str]) -> None:
+    limits = {"request_timeout": str(SECONDS), "max_concurrent_requests": "1", "queue_size": "50"}
+    with Router(worker.url, transport=transport, flags=flags, **limits) as router:
+        router.wait_serving()
+        start = time.monotonic()
+        with unread(router) as client:
+            port = client.getsockname()[1]
+            wait_until(lambda: router.metric("wsgi_router_requests_running") == 1, 10, "its slot")
+            assert port in open_ports(router)
+            body = ask("x", max_tokens=5)
+            statuses = []
+            while not statuses or statuses[-1] == 504:  # it waited its turn for too long
+                statuses.append(httpx.post(router.url + URL, json=body, timeout=60).status_code)
+            assert statuses[-1] == 200
+            assert time.monotonic() - start >= SECONDS
+            wait_until(lambda: port not in open_ports(router), 10, "its connection's end")
+            wait_until(lambda: int(worker.server_info()["running"]) == 0, 10, "no request left")
+            with pytest.raises(ConnectionResetError):
+                while client.recv(1 << 20):
+                    pass
+        for name in ("requests_running", "requests_in_flight", "worker_requests_in_flight"):
+            wait_until(lambda name=name: router.metric(f"wsgi_router_{name}") == 0, 10, name)
+        assert "Traceback" not in router.output()
+        assert "Exception" not in router.output()
