@@ -41,6 +41,11 @@ def _told_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "_TELL_SECONDS", 0.1)
 
 
+def quick(*answers: Answer, **settings: Any) -> Bench:
+    """Whose workers are checked often."""
+    return Bench(*answers, **{"health_interval": 0.02, "engine_check_interval": 0.2, **settings})
+
+
 class Asked:
     """A request in a thread of its own, which waits for its first event."""
 
@@ -105,7 +110,7 @@ def counted() -> tuple[float, float]:
 @pytest.mark.parametrize("end", [die, hang])
 def test_another_worker_is_asked(end: Callable[..., None], streamed: bool) -> None:
     retries, _ = counted()
-    bench = Bench((), WHOLE, engine_check_interval=0.2)
+    bench = quick((), WHOLE)
     asked = Asked(bench, streamed=streamed)
     first = named(bench, 0)
     end(bench, first)
@@ -122,7 +127,7 @@ def test_another_worker_is_asked(end: Callable[..., None], streamed: bool) -> No
 
 
 def test_all_that_wait_there_go() -> None:
-    bench = Bench(*[()] * 6, *[WHOLE] * 3)
+    bench = quick(*[()] * 6, *[WHOLE] * 3)
     waiting = [Asked(bench) for _ in range(6)]
     first = named(bench, 0)
     die(bench, first)
@@ -140,10 +145,10 @@ def test_all_that_wait_there_go() -> None:
 
 def test_what_has_begun_stays() -> None:
     """The worker may still be at work, whatever its checks find; TOKEN_TIMEOUT ends it."""
-    bench = Bench((chunk(1),))
+    bench = quick((chunk(1),))
     generation = bench.open()
     die(bench, named(bench, 0))
-    time.sleep(0.5)
+    time.sleep(0.4)
     bench.transport.streams[0].put(chunk(2))
     bench.transport.streams[0].put(None)
     assert collect(generation) == {0: [chunk(1), chunk(2), ENDED]}
@@ -151,7 +156,7 @@ def test_what_has_begun_stays() -> None:
 
 
 def test_a_first_event_that_nobody_has_taken_stays() -> None:
-    bench = Bench((chunk(1),), ())
+    bench = quick((chunk(1),), ())
     generation = bench.open(choices=2)
     bench.transport.streams[1].put(chunk(3))
     wait_until(lambda: len(generation._queue.ready) == 2)
@@ -165,7 +170,7 @@ def test_a_first_event_that_nobody_has_taken_stays() -> None:
 
 def test_a_worker_that_misses_one_check_keeps_what_it_has() -> None:
     """And so does a slow one, whose checks are answered."""
-    bench = Bench((), engine_check_interval=0.2)
+    bench = quick(())
     asked = Asked(bench)
     worker = named(bench, 0)
     checks = iter([LATE])
@@ -179,7 +184,7 @@ def test_a_worker_that_misses_one_check_keeps_what_it_has() -> None:
 
 
 def test_nobody_else_is_there() -> None:
-    bench = Bench((), workers=1)
+    bench = quick((), workers=1)
     asked = Asked(bench)
     die(bench, named(bench, 0))
     asked.join()
@@ -191,10 +196,10 @@ def test_nobody_else_is_there() -> None:
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"retry_budget": 0}, {"retry_attempts": 1}])
 def test_a_busy_engine_is_left_for_another_worker_only(settings: dict[str, Any]) -> None:
     """It may have no time for checks because of this very prompt."""
-    bench = Bench((), engine_check_interval=0.2, **settings)
+    bench = quick((), **settings)
     asked = Asked(bench)
     hang(bench, named(bench, 0))
-    time.sleep(0.5)
+    time.sleep(0.4)
     assert asked.waits()
     for item in WHOLE:
         bench.transport.streams[0].put(item)
@@ -202,13 +207,13 @@ def test_a_busy_engine_is_left_for_another_worker_only(settings: dict[str, Any])
 
 
 def test_a_prompt_that_keeps_engines_busy_stays_with_the_last() -> None:
-    bench = Bench(*[()] * 3, workers=4, engine_check_interval=0.2)
+    bench = quick(*[()] * 3, workers=4)
     asked = Asked(bench)
     for attempt in range(2):
         hang(bench, *{stream.worker for stream in bench.transport.streams})
         wait_until(lambda seen=attempt: len(bench.transport.streams) == seen + 2)  # type: ignore[misc]
     hang(bench, *{stream.worker for stream in bench.transport.streams})
-    time.sleep(0.5)
+    time.sleep(0.4)
     assert len({stream.worker.url for stream in bench.transport.streams}) == 3
     for item in WHOLE:
         bench.transport.streams[2].put(item)
@@ -216,7 +221,7 @@ def test_a_prompt_that_keeps_engines_busy_stays_with_the_last() -> None:
 
 
 def test_a_busy_engine_that_dies() -> None:
-    bench = Bench((), workers=1, engine_check_interval=0.2)
+    bench = quick((), workers=1)
     asked = Asked(bench)
     worker = named(bench, 0)
     hang(bench, worker)
@@ -229,7 +234,7 @@ def test_a_busy_engine_that_dies() -> None:
 
 
 def test_another_worker_that_comes_up_later_is_asked_then() -> None:
-    bench = Bench((), WHOLE, engine_check_interval=0.2)
+    bench = quick((), WHOLE)
     one, other = bench.pool.workers
     die(bench, other)
     asked = Asked(bench)
@@ -242,7 +247,7 @@ def test_another_worker_that_comes_up_later_is_asked_then() -> None:
 
 
 def test_the_client_has_named_it() -> None:
-    bench = Bench(())
+    bench = quick(())
     asked = Asked(bench, hints=Hints(target="w0:1"))
     die(bench, named(bench, 0))
     asked.join()
@@ -253,7 +258,7 @@ def test_the_client_has_named_it() -> None:
 def test_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wsgi_router.workers.retries._FREE", 2.0)
     _, exhausted = counted()
-    bench = Bench(*[()] * 10, *[WHOLE] * 2, retry_budget=0.001)
+    bench = quick(*[()] * 10, *[WHOLE] * 2, retry_budget=0.001)
     waiting = [Asked(bench) for _ in range(10)]
     first = named(bench, 0)
     there = [one for number, one in enumerate(waiting) if named(bench, number) is first]
@@ -271,7 +276,7 @@ def test_the_budget_holds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_choice_goes_by_itself() -> None:
-    bench = Bench((chunk(1),), (), (chunk(3),), WHOLE)
+    bench = quick((chunk(1),), (), (chunk(3),), WHOLE)
     generation = bench.open(choices=3)
     first = named(bench, 0)
     wait_until(lambda: len(generation._queue.ready) == 2)
@@ -290,7 +295,7 @@ def test_each_choice_goes_by_itself() -> None:
 
 def test_a_client_that_leaves_in_the_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retries, "pause", staticmethod(lambda tried: 60))
-    bench = Bench((), WHOLE)
+    bench = quick((), WHOLE)
     client = Client()
     asked = Asked(bench, client=client.watch)
     die(bench, named(bench, 0))
@@ -301,13 +306,13 @@ def test_a_client_that_leaves_in_the_pause(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_removed_worker_that_dies() -> None:
-    bench = Bench((), (), WHOLE)
+    bench = quick((), (), WHOLE)
     asked, other = Asked(bench), Asked(bench)
     first = named(bench, 0)
     bench.pool.membership.remove(first.url)
     bench.pool.follow()
     assert first not in bench.pool.workers
-    time.sleep(0.7)  # it is asked, and answers
+    time.sleep(0.4)  # it is asked, and answers
     assert asked.waits()
     bench.transport.infos[first.url] = REFUSED
     assert asked.collect() == {0: [chunk(1), chunk(2), ENDED]}
@@ -320,7 +325,7 @@ def test_a_removed_worker_that_dies() -> None:
 @pytest.mark.parametrize("side", ["d", "p"])
 @pytest.mark.parametrize("end", [die, hang])
 def test_either_half_of_a_pair(side: str, end: Callable[..., None]) -> None:
-    bench = Bench((), (), WHOLE, COMPUTED, workers=0, pairs=2, engine_check_interval=0.2)
+    bench = quick((), (), WHOLE, COMPUTED, workers=0, pairs=2)
     asked = Asked(bench, streams=2)
     lost = next(stream.worker for stream in bench.transport.streams if stream.worker.address[0] == side)
     end(bench, lost)
@@ -333,12 +338,12 @@ def test_either_half_of_a_pair(side: str, end: Callable[..., None]) -> None:
 
 
 def test_a_prefill_that_has_done_its_part_is_not_missed() -> None:
-    bench = Bench((), COMPUTED, workers=0, pairs=2)
+    bench = quick((), COMPUTED, workers=0, pairs=2)
     asked = Asked(bench, streams=2)
     decode, prefill = bench.transport.streams
     wait_until(lambda: prefill.given == 1)
     die(bench, prefill.worker)
-    time.sleep(0.5)
+    time.sleep(0.4)
     assert asked.waits()
     for item in WHOLE:
         decode.put(item)
@@ -347,7 +352,7 @@ def test_a_prefill_that_has_done_its_part_is_not_missed() -> None:
 
 
 def test_both_halves() -> None:
-    bench = Bench((), (), workers=0, pairs=1)
+    bench = quick((), (), workers=0, pairs=1)
     asked = Asked(bench, streams=2)
     for worker in bench.pool.workers:
         bench.transport.infos[worker.url] = REFUSED
@@ -358,7 +363,7 @@ def test_both_halves() -> None:
 
 
 def test_nothing_is_kept_of_who_waited() -> None:
-    bench = Bench(WHOLE, (), (chunk(1),))
+    bench = quick(WHOLE, (), (chunk(1),))
     bench.open().close()
     asked = Asked(bench)
     assert sum(len(worker._waiting) for worker in bench.pool.workers) == 1

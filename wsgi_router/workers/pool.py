@@ -246,16 +246,28 @@ class WorkerPool:
 
         A suspect worker is one only if no other is up: it may well be alive. Raises NoWorkerError.
         """
-        serving = [
-            worker
-            for worker in self.workers
-            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
-        ]
+        serving = self._serving(model, exclude, adapter, roles)
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
             raise NoWorkerError(retry_after=_seconds_until(serving))
         return candidates
+
+    def seconds_until(
+        self, model: str, hints: Hints, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> int:
+        """Whole seconds, at least one, until `select` may find somebody, as far as breakers tell."""
+        named = self.named(hints.target) if hints.target else None
+        return _seconds_until([named] if named else self._serving(model, exclude, adapter, roles))
+
+    def _serving(
+        self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> list[Worker]:
+        return [
+            worker
+            for worker in self.workers
+            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
+        ]
 
     def report(self, worker: Worker, event: Event) -> None:
         """Takes in what a call has seen of a worker."""
