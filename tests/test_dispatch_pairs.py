@@ -411,7 +411,7 @@ def test_an_open_breaker_of_either_half_tells_when_it_will_be_tried(half: str) -
 )
 @pytest.mark.parametrize("target", ["", "d0:1", "p0:1"])
 def test_both_halves_have_to_be_tried(seconds: tuple[int, ...], expected: int, target: str) -> None:
-    """The later of the two, where each half's is its earliest worker, or the one that the client has named."""
+    """The later of the two; each half's is its earliest worker, or the one that the client has named."""
     bench = bench_of(breaker_failures=1)
     for worker, wait in zip(bench.pool.workers, seconds, strict=True):  # p0, p1, d0, d1
         if wait:

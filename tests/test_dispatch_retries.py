@@ -441,6 +441,11 @@ def test_a_stream_that_is_late(talking: bool) -> None:
     assert len(bench.transport.aborted) == 1
 
 
+def read_all(connection: socket.socket) -> None:
+    while connection.recv(1 << 20):
+        pass
+
+
 def test_a_late_stream_that_nobody_looks_at_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its client reads nothing, and the server waits to send; the connection is cut."""
     monkeypatch.setattr("wsgi_router.dispatch._GRACE_SECONDS", 0.1)
@@ -461,8 +466,7 @@ def test_a_late_stream_that_nobody_looks_at_is_closed(monkeypatch: pytest.Monkey
     assert len(bench.transport.aborted) == 1
     client.ours.close()
     with pytest.raises(ConnectionResetError):
-        while client.theirs.recv(1 << 20):
-            pass
+        read_all(client.theirs)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

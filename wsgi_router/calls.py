@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import time
@@ -20,10 +19,11 @@ from wsgi_router.errors import (
     RouterError,
     UpstreamError,
 )
-from wsgi_router.workers.breaker import FAULTS, Event
+from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES, Role
+from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, Worker
 
@@ -37,22 +37,88 @@ _AT_ONCE: Final = 8
 """Calls of one request; the transport bounds those of the process."""
 
 
-class _Request:
-    """What the calls of one request share."""
+class _Attempt:
+    """A call that waits for an answer of an engine; it goes to another worker if that one is found down.
 
-    def __init__(self) -> None:
-        self._blamed: dict[Worker, Lease] = {}
+    As where answers are streamed (`dispatch.Dispatcher.leave`): an engine that may only be busy is left if
+    somebody else may be asked.
+    """
+
+    __slots__ = ("_request", "_tried", "allowed", "cancel", "left")
+
+    def __init__(self, request: _Request, tried: Sequence[Worker], cancel: Cancel) -> None:
+        """At the last of those `tried`; `cancel` ends the call."""
+        self._request = request
+        self._tried = tried
+        self.cancel = cancel
+        self.left = False
+        self.allowed = False
+        """Another worker may be asked, and that is counted."""
+
+    def leave(self) -> None:
+        """The worker was found down. Does not block."""
+        if self.left:
+            return
+        self.allowed = self._request.may_ask_another(self._tried, _found_down())
+        self.left = self.allowed or self._tried[-1].gone
+        if self.left:
+            self.cancel()
+
+
+class _Request:
+    """The calls of one request, and what they share."""
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        transport: Transport,
+        method: str,
+        timeout: float,
+        model: str,
+        cancel: Cancel,
+        hints: Hints,
+        deadline: float,
+    ) -> None:
+        self._pool = pool
+        self._transport = transport
+        self._method = method
+        self._timeout = timeout
+        self._model = model
+        self._cancel = cancel
+        self._hints = hints
+        self._deadline = deadline
+        self._roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
+        self._faults = Faults(pool)
         self._reached: list[Worker] = []
         self._lock = runtime.brief_lock()
 
-    def select(self, select: Callable[[], Lease], tried: Collection[Worker]) -> Lease:
-        """`select()`; or another lease where one of the request's calls went, as breakers stop requests only.
+    def ask(self, message: bytes) -> bytes:
+        """See `Calls.ask`."""
+        tried: list[Worker] = []
+        self._pool.retries.count(1, time.monotonic())
+        while True:
+            lease = self._select(tried)
+            tried.append(lease.worker)
+            attempt = _Attempt(self, tuple(tried), Cancel())
+            try:
+                return self._call(lease, message, attempt)
+            except UpstreamError as failure:
+                error = failure.with_traceback(None)
+            finally:
+                lease.release()
+            if not (attempt.allowed or self.may_ask_another(tried, error)):
+                raise error
+            self._pause(tried, error)
+            observability.metrics().retries.inc()
+
+    def _select(self, tried: Collection[Worker]) -> Lease:
+        """A lease of the pool's; or another one where one of the calls went, as breakers stop requests only.
 
         Raises RouterError.
         """
         with self._lock:  # whoever finds no room on trial sees who has taken it
             try:
-                lease = select()
+                lease = self._pool.select(self._model, self._hints, tried, roles=self._roles)
             except NoWorkerError:
                 for worker in self._reached:
                     if worker.may_go_on() and worker not in tried:
@@ -62,9 +128,45 @@ class _Request:
                 self._reached.append(lease.worker)
             return lease
 
-    def first_failure(self, lease: Lease) -> bool:
-        """Whether a failure is the first one at its worker; all others are one with it."""
-        return self._blamed.setdefault(lease.worker, lease) is lease
+    def may_ask_another(self, tried: Collection[Worker], error: RouterError) -> bool:
+        """Whether one more worker may be asked after those that were `tried`; counts it then."""
+        try:
+            self._pool.candidates(self._model, tried, roles=self._roles)
+        except NoWorkerError:  # the failure says more than that nobody else is there
+            return False
+        return not self._hints.target and self._pool.retries.allow(error, tried, time.monotonic())
+
+    def _pause(self, tried: Collection[Worker], error: RouterError) -> None:
+        """Returns when another worker is to be asked. Raises `error` if nobody waits any more."""
+        left = runtime.wakeup()
+        with self._cancel.calling(left.set):
+            if left.wait(self._pool.retries.pause(tried)):
+                raise error
+
+    def _call(self, lease: Lease, message: bytes, attempt: _Attempt) -> bytes:
+        worker, pool, generating = lease.worker, self._pool, self._method in _GENERATING
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise _late()
+        if generating:
+            lease.watch(attempt.leave)
+        limit = min(self._timeout, left)
+        try:
+            with self._cancel.calling(attempt.cancel):
+                answer = self._transport.unary(worker, self._method, message, limit, attempt.cancel)
+        except RpcFailure as failure:
+            if attempt.left:
+                raise _found_down() from None
+            if failure.code == "DEADLINE_EXCEEDED" and left < self._timeout:  # it was given too little time
+                raise _late() from None
+            pool.report_failure(worker, failure)
+            if generating:
+                self._faults.add(lease, failure.code)
+            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+        if generating:
+            pool.report(worker, Event.CALL_OK)
+            pool.credit(worker)
+        return answer
 
 
 class Calls:
@@ -89,56 +191,12 @@ class Calls:
         `timeout` is in seconds and for each attempt; `cancel` ends them; by `deadline`, of time.monotonic,
         all is over. Raises RouterError.
         """
-        cancel = cancel or Cancel()
-        return self._ask(_Request(), method, request, timeout, model, cancel, hints, deadline)
+        return self._request(method, timeout, model, cancel or Cancel(), hints, deadline).ask(request)
 
-    def _ask(
-        self,
-        shared: _Request,
-        method: str,
-        request: bytes,
-        timeout: float,
-        model: str,
-        cancel: Cancel,
-        hints: Hints,
-        deadline: float,
-    ) -> bytes:
-        roles = PROMPT_ROLES if method == "Embed" else EVERY_ROLE
-        retries, tried = self._pool.retries, list[Worker]()
-        retries.count(1, time.monotonic())
-        while True:
-            select = functools.partial(self._pool.select, model, hints, tried, roles=roles)
-            lease = shared.select(select, tried)
-            tried.append(lease.worker)
-            try:
-                return self._call(shared, lease, method, request, timeout, cancel, deadline)
-            except UpstreamError as failure:
-                error = failure.with_traceback(None)
-            finally:
-                lease.release()
-            self._wait_for_another(model, hints, tried, error, cancel, roles)
-            observability.metrics().retries.inc()
-
-    def _wait_for_another(
-        self,
-        model: str,
-        hints: Hints,
-        tried: list[Worker],
-        error: RouterError,
-        cancel: Cancel,
-        roles: Collection[Role],
-    ) -> None:
-        """Returns when another worker is to be asked. Raises `error` where that would not help."""
-        try:
-            self._pool.candidates(model, tried, roles=roles)
-        except NoWorkerError:  # the failure says more than that nobody else is there
-            raise error from None
-        if hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):
-            raise error
-        left = runtime.wakeup()
-        with cancel.calling(left.set):
-            if left.wait(self._pool.retries.pause(tried)):
-                raise error
+    def _request(
+        self, method: str, timeout: float, model: str, cancel: Cancel, hints: Hints, deadline: float
+    ) -> _Request:
+        return _Request(self._pool, self._transport, method, timeout, model, cancel, hints, deadline)
 
     def ask_for_each(
         self,
@@ -151,13 +209,10 @@ class Calls:
         deadline: float = math.inf,
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
-        cancel, shared = Cancel(), _Request()
-
-        def one(request: bytes) -> bytes:
-            return self._ask(shared, method, request, timeout, model, cancel, hints, deadline)
-
+        cancel = Cancel()
+        shared = self._request(method, timeout, model, cancel, hints, deadline)
         try:
-            return _Batch(one, requests).run(client)
+            return _Batch(shared.ask, requests).run(client)
         finally:
             cancel()
 
@@ -179,37 +234,13 @@ class Calls:
             raise NoWorkerError
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
-    def _call(
-        self,
-        shared: _Request,
-        lease: Lease,
-        method: str,
-        request: bytes,
-        timeout: float,
-        cancel: Cancel,
-        deadline: float,
-    ) -> bytes:
-        worker, pool = lease.worker, self._pool
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise _late()
-        try:
-            answer = self._transport.unary(worker, method, request, min(timeout, left), cancel)
-        except RpcFailure as failure:
-            if failure.code == "DEADLINE_EXCEEDED" and left < timeout:  # the worker was given too little time
-                raise _late() from None
-            pool.report_failure(worker, failure)
-            if method in _GENERATING and failure.code in FAULTS and shared.first_failure(lease):
-                pool.blame(lease, failure.code)
-            raise UpstreamError.from_grpc(failure.code, failure.details) from None
-        if method in _GENERATING:
-            pool.report(worker, Event.CALL_OK)
-            pool.credit(worker)
-        return answer
-
 
 def _late() -> DeadlineError:
     return DeadlineError("The request was not answered in time.")
+
+
+def _found_down() -> UpstreamError:
+    return UpstreamError.from_grpc("UNAVAILABLE", "")
 
 
 class _Batch(Generic[_A, _R]):

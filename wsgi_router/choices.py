@@ -17,9 +17,10 @@ from wsgi_router import runtime
 from wsgi_router.client_watch import cut
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.workers.breaker import FAULTS, Event
+from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
-from wsgi_router.workers.worker import Lease, Worker
+from wsgi_router.workers.worker import Lease
 
 _LOG = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Queue:
     that a Generation that is dropped without `close` can be noticed."""
 
     __slots__ = (
-        *("_blamed", "_lock", "choices", "closed", "lost", "on_close", "ready", "room", "shared"),
+        *("_faults", "_lock", "choices", "closed", "lost", "on_close", "ready", "room", "shared"),
         "wakeup",
     )
 
@@ -149,7 +150,7 @@ class Queue:
         """Choices that wait for a worker which was found down: that of the lease."""
         self.on_close: Callable[[], object] | None = None
         """Called once all that was open is cancelled, maybe more than once."""
-        self._blamed: tuple[Worker, ...] = ()
+        self._faults = Faults(shared.pool)
         self._lock = runtime.brief_lock()
 
     def lose(self, choice: Choice, lease: Lease) -> None:
@@ -178,13 +179,7 @@ class Queue:
 
     def blame(self, lease: Lease, code: str = "INTERNAL") -> None:
         """As `WorkerPool.blame`; all that a request fails at a worker is one failure."""
-        if code not in FAULTS:
-            return
-        with self._lock:
-            if lease.worker in self._blamed:
-                return
-            self._blamed += (lease.worker,)
-        self.shared.pool.blame(lease, code)
+        self._faults.add(lease, code)
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""

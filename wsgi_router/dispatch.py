@@ -55,7 +55,7 @@ _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
 
 _GRACE_SECONDS: Final = 1.0
-"""A late request ends by itself, unless whoever sends its answer has been waiting for the client for so long."""
+"""A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
 
 
 class _Opening:

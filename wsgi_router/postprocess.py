@@ -7,7 +7,6 @@ is bound to a request's context, so an answer may be dropped anywhere.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -173,7 +172,7 @@ class _Answer:
         return self._on_end is None
 
     def end(self, outcome: str, sending: bool = False) -> None:
-        """Closes the generation and tells the outcome, the first time it is called; see `Generation.close`."""
+        """Closes the generation (see there) and tells the outcome, the first time it is called."""
         on_end, self._on_end = self._on_end, None
         if on_end is None:
             return

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
+NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 WAITS: dict[str, Any] = {"first_token_timeout": "4", "health_timeout": "1", "health_interval": "0.5"}
 
 
@@ -46,30 +48,33 @@ def test_a_stopped_worker_of_two_is_passed_over(simulator_flags: tuple[str, ...]
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 90, "two workers up again")
 
 
-@pytest.mark.parametrize("transport", ["native", "grpcio"])
-def test_requests_leave_a_worker_that_is_found_down(simulator_flags: tuple[str, ...], transport: str) -> None:
-    """In all processes, whichever of them has found it out."""
-    waits = {**WAITS, "first_token_timeout": "100", "health_interval": "0.2", "retry_attempts": "2"}
-    with (
-        Worker(*simulator_flags) as first,
-        Worker(*simulator_flags) as second,
-        Router(
-            first.url, second.url, **waits, policy="round_robin", processes=2, transport=transport
-        ) as router,
-        httpx.Client(timeout=90, limits=httpx.Limits(max_keepalive_connections=0)) as client,
-        ThreadPoolExecutor(16) as pool,
-    ):
-        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 15, "two workers up")
-        before = router.settled_metric("wsgi_router_retries_total")
+def test_requests_leave_a_worker_that_is_found_down(simulator_flags: tuple[str, ...]) -> None:
+    """In all processes, whichever of them has found it out; over both transports."""
+    waits: dict[str, Any] = {**WAITS, "first_token_timeout": "100", "health_interval": "0.2"}
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(Worker(*simulator_flags)) for _ in range(2))
+        routers = [
+            stack.enter_context(
+                Router(first.url, second.url, **waits, policy="round_robin", processes=2, transport=transport)
+            )
+            for transport in ("native", "grpcio")
+        ]
+        client = stack.enter_context(httpx.Client(timeout=90, limits=NEW_CONNECTIONS))
+        pool = stack.enter_context(ThreadPoolExecutor(32))
+        for router in routers:
+            wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 2, 15, "two workers up")
         with stopped(first):
-            bodies = [ask("say-text", stream=bool(number % 2), n=1 + number % 3) for number in range(16)]
-            asked = [pool.submit(client.post, router.url + URL, json=body) for body in bodies]
-            assert [one.result().status_code for one in asked] == [200] * 16
-            assert router.metric("wsgi_router_worker_state", state="down") == 1
-            assert router.settled_metric("wsgi_router_retries_total") - before >= 4
-        wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 30, "two workers up again")
+            bodies = [ask("say-text", stream=bool(number % 2), n=1 + number % 3) for number in range(12)]
+            bodies += [ask("say-text", stream=True, stop=["Hello"])] * 2
+            asked = [pool.submit(client.post, one.url + URL, json=body) for body in bodies for one in routers]
+            assert [one.result().status_code for one in asked] == [200] * 28
+            for router in routers:
+                assert router.metric("wsgi_router_worker_state", state="down") == 1
+                assert router.settled_metric("wsgi_router_retries_total") >= 4
+        for router in routers:
+            wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 2, 30, "two workers up again")
+            assert router.metric("wsgi_router_worker_requests_in_flight") == 0
         wait_until(lambda: int(first.server_info()["running"]) == 0, 5, "no request left")
-        assert router.metric("wsgi_router_worker_requests_in_flight") == 0
 
 
 def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...]) -> None:

@@ -78,10 +78,11 @@ class Pairs:
             self.decode = pool.submit(halves.decode).result()
             made = [one.result() for one in begun]
         self.prefills = [worker for worker, _ in made]
+        self.names = [name for _, name in made]
         stack.callback(self.stop)
         self.router = stack.enter_context(
             Router(
-                prefill_workers=",".join(name for _, name in made),
+                prefill_workers=",".join(self.names),
                 decode_workers=self.decode.url,
                 transport=transport,
                 **settings,
@@ -288,20 +289,25 @@ def test_prefill_workers_that_freeze_and_die(halves: Halves, transport: str) -> 
         dies_while_asked(pairs, other)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_prefill_worker_that_is_found_down(halves: Halves, transport: str) -> None:
-    """Its requests go to the other one, long before FIRST_TOKEN_TIMEOUT."""
-    waits = {"first_token_timeout": "100", "health_timeout": "1", "health_interval": "0.2"}
-    with pairs_of(halves, transport, prefills=2, prefill_policy="round_robin", **waits) as pairs:
-        frozen = pairs.prefills[0]
-        frozen.send(signal.SIGSTOP)
-        try:
-            texts = [text_of(pairs.router) for _ in range(3)]
-        finally:
-            frozen.send(signal.SIGCONT)
-        assert texts == [TEXT] * 3
-        wait_until(lambda: pairs.router.metric("wsgi_router_worker_up") == 3, 15, "all up again")
-        pairs.assert_idle()
+def test_a_prefill_worker_that_is_found_down(halves: Halves) -> None:
+    """Its requests go to the other one, long before FIRST_TOKEN_TIMEOUT; over both transports."""
+    waits: dict[str, Any] = {"first_token_timeout": "100", "health_timeout": "1", "health_interval": "0.2"}
+    waits["prefill_policy"] = "round_robin"
+    with pairs_of(halves, "native", prefills=2, **waits) as pairs, ThreadPoolExecutor() as pool:
+        urls: dict[str, Any] = {"prefill_workers": ",".join(pairs.names), "decode_workers": pairs.decode.url}
+        with Router(transport="grpcio", **urls, **waits) as other:
+            wait_until(lambda: other.metric("wsgi_router_worker_up") == 3, 30, "all workers up")
+            frozen = pairs.prefills[0]
+            frozen.send(signal.SIGSTOP)
+            try:
+                texts = list(pool.map(text_of, [pairs.router, other] * 4))
+            finally:
+                frozen.send(signal.SIGCONT)
+            assert texts == [TEXT] * 8
+            for router in (pairs.router, other):
+                assert router.settled_metric("wsgi_router_retries_total") >= 1
+                wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 3, 15, "all up again")
+            pairs.assert_idle()
 
 
 def freezes_while_asked(pairs: Pairs, frozen: Worker) -> None:
