@@ -225,7 +225,7 @@ def test_a_busy_engine_that_dies() -> None:
     asked = Asked(bench)
     worker = named(bench, 0)
     hang(bench, worker)
-    time.sleep(0.3)
+    time.sleep(0.4)
     assert asked.waits()
     bench.transport.infos[worker.url] = REFUSED
     asked.join()
@@ -239,7 +239,7 @@ def test_another_worker_that_comes_up_later_is_asked_then() -> None:
     die(bench, other)
     asked = Asked(bench)
     hang(bench, one)
-    time.sleep(0.3)
+    time.sleep(0.4)
     assert asked.waits()
     bench.transport.infos[other.url] = bench.transport.infos[one.url]
     assert asked.collect() == {0: [chunk(1), chunk(2), ENDED]}

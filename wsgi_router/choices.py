@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple, Protocol
 from wsgi_router import runtime
 from wsgi_router.client_watch import cut
 from wsgi_router.deadlines import Deadlines
+from wsgi_router.errors import RouterError
 from wsgi_router.workers.breaker import FAULTS, Event
 from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
-from wsgi_router.workers.worker import Lease
+from wsgi_router.workers.transport import Call, GenerateJob, GenerateTransport, MessageStream, RpcFailure
+from wsgi_router.workers.worker import Lease, Worker
 
 _LOG = logging.getLogger(__name__)
 
@@ -349,6 +350,28 @@ class Queue:
             self.on_close()
         self.make_room()
         self.wakeup.set()
+
+
+class Opening:
+    """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
+
+    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
+
+    def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
+        self.index = index
+        self.job = job
+        self.deadline = deadline
+        self.others = others
+        self.tried: list[Worker] = []
+        self.doubtful: list[Worker] = []  # others that may have been at fault
+
+
+class Again(NamedTuple):
+    """A choice that is to be begun again, when it is `due`; `error` is how it has failed."""
+
+    due: float
+    opening: Opening
+    error: RouterError
 
 
 class TimeLimit:

@@ -20,10 +20,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from wsgi_router import observability, pairs, runtime
-from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared, TimeLimit
+from wsgi_router.choices import Again, Choice, Ended, Item, Opening, Queue, Ready, Shared, TimeLimit
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
@@ -58,28 +58,6 @@ _GRACE_SECONDS: Final = 1.0
 """A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
 
 
-class _Opening:
-    """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
-
-    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
-
-    def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
-        self.index = index
-        self.job = job
-        self.deadline = deadline
-        self.others = others
-        self.tried: list[Worker] = []
-        self.doubtful: list[Worker] = []  # others that may have been at fault
-
-
-class _Again(NamedTuple):
-    """A choice that is to be begun again, when it is `due`; `error` is how it has failed."""
-
-    due: float
-    opening: _Opening
-    error: RouterError
-
-
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
 
@@ -106,8 +84,8 @@ class Generation:
         self.choices = 0
         """How many there are, once this is open."""
         self._deadline = deadline
-        self._opening: dict[int, _Opening] = {}  # by the index of the choice
-        self._again: list[_Again] = []
+        self._opening: dict[int, Opening] = {}  # by the index of the choice
+        self._again: list[Again] = []
         self._leases: dict[int, Lease] = {}  # of the choices that nothing was said about yet
         self._limit: TimeLimit | None = None
         if deadline < math.inf:
@@ -269,9 +247,9 @@ class Generation:
             else:
                 self._queue.let_end(found)
 
-    def begin_again(self, due: float, opening: _Opening, error: RouterError) -> None:
+    def begin_again(self, due: float, opening: Opening, error: RouterError) -> None:
         """A choice is to be begun again then, by whoever waits for the answer."""
-        self._again.append(_Again(due, opening, error))
+        self._again.append(Again(due, opening, error))
 
     def blame(self, choice: int) -> None:
         """What came of a choice is of no use, by the worker's fault."""
@@ -381,7 +359,7 @@ class Dispatcher:
             generation._look(now)
             for number, job in enumerate(jobs):
                 index = number * job.choices
-                opening = _Opening(index, job, deadline, range(index + 1, index + job.choices))
+                opening = Opening(index, job, deadline, range(index + 1, index + job.choices))
                 generation._opening[index] = opening
                 self.start(generation, opening)
             generation._wait_for_start()
@@ -390,7 +368,7 @@ class Dispatcher:
             raise
         return generation
 
-    def start(self, generation: Generation, opening: _Opening, near: Choice | None = None) -> None:
+    def start(self, generation: Generation, opening: Opening, near: Choice | None = None) -> None:
         """Asks a worker, or a pair, for a choice; that of `near` first.
 
         A half-open breaker lets requests through, not parts of one: the rest goes where the first part went.
@@ -411,9 +389,7 @@ class Dispatcher:
             error = UpstreamError.from_grpc(failure.code, failure.details)
             self.try_again(generation, opening, legs.answering.worker, error)
 
-    def try_again(
-        self, generation: Generation, opening: _Opening, worker: Worker, error: RouterError
-    ) -> None:
+    def try_again(self, generation: Generation, opening: Opening, worker: Worker, error: RouterError) -> None:
         """Has a choice begun again that `worker` has failed. Raises `error` where that would not help."""
         tried = opening.tried
         tried.append(worker)
@@ -421,7 +397,7 @@ class Dispatcher:
             raise error  # it says more than that nobody else is there
         generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
 
-    def leave(self, generation: Generation, opening: _Opening, choice: Choice, worker: Worker) -> None:
+    def leave(self, generation: Generation, opening: Opening, choice: Choice, worker: Worker) -> None:
         """Has a choice begun again that waits for `worker`, which was found down. Raises RouterError.
 
         Where the worker's front answers the engine may have too much to do for a check, with this very prompt
@@ -446,7 +422,7 @@ class Dispatcher:
             return False
         return self._retries.allow(error, tried, time.monotonic())
 
-    def start_again(self, generation: Generation, opening: _Opening, error: RouterError) -> None:
+    def start_again(self, generation: Generation, opening: Opening, error: RouterError) -> None:
         """Asks another worker than before. Raises `error` if there is none any more."""
         if time.monotonic() >= opening.deadline:
             raise error
@@ -457,11 +433,11 @@ class Dispatcher:
             raise error from None
         observability.metrics().retries.inc()
 
-    def start_others(self, generation: Generation, opening: _Opening, first: Choice) -> None:
+    def start_others(self, generation: Generation, opening: Opening, first: Choice) -> None:
         """Asks for a job's other choices: who began the first has the prompt in its cache."""
         deadline = time.monotonic() + self._first_token_timeout
         for index in opening.others:
-            other = generation._opening[index] = _Opening(index, opening.job, deadline)
+            other = generation._opening[index] = Opening(index, opening.job, deadline)
             self.start(generation, other, near=first)
 
     def error_of(self, first: Item) -> RouterError | None:
@@ -475,7 +451,7 @@ class Dispatcher:
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
-    def _add(self, generation: Generation, opening: _Opening, legs: pairs.Legs) -> None:
+    def _add(self, generation: Generation, opening: Opening, legs: pairs.Legs) -> None:
         """Starts an RPC and its reader, or those of a pair; the leases are the generation's from here on."""
         request_id = random_id()
         job, worker, queue, index = opening.job, legs.answering.worker, generation._queue, opening.index
