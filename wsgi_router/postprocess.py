@@ -189,7 +189,8 @@ class _Answer:
     def leave(self) -> None:
         """The server is through with it, whatever was sent."""
         self.end(observability.CANCELLED)
-        self.generation.close()
+        if not self.generation.over:
+            self.generation.close()
 
     def end_by(self, error: RouterError, sending: bool = False) -> None:
         """Ends as `error` says."""
