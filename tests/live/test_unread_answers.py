@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import pytest
@@ -16,8 +17,17 @@ from tests.live.test_chat import ask
 from tests.support.processes import QWEN3, Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
-SECONDS = 10
-TOKENS = 800_000
+SECONDS = 5
+TOKENS = 100_000
+
+SMALL_BUFFERS = """
+import socket
+from wsgi_router.wsgi import application as router
+
+def application(environ, start_response):
+    environ["gunicorn.socket"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return router(environ, start_response)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +69,10 @@ def wait_for_its_slot(router: Router) -> None:
     assert statuses[-1] == 200
 
 
-def keeps_nothing(worker: Worker, transport: str, flags: Sequence[str]) -> None:
+def keeps_nothing(worker: Worker, folder: Path, transport: str, flags: Sequence[str]) -> None:
     limits = {"request_timeout": str(SECONDS), "max_concurrent_requests": "1", "queue_size": "50"}
-    with Router(worker.url, transport=transport, flags=flags, **limits) as router:
+    application = ("--pythonpath", str(folder), "small_buffers:application")
+    with Router(worker.url, transport=transport, flags=(*flags, *application), **limits) as router:
         router.wait_serving()
         start = time.monotonic()
         with unread(router) as client:
@@ -79,12 +90,13 @@ def keeps_nothing(worker: Worker, transport: str, flags: Sequence[str]) -> None:
         assert "Traceback" not in router.output(), router.output()
 
 
-def test_it_keeps_nothing_for_longer(worker: Worker) -> None:
+def test_it_keeps_nothing_for_longer(worker: Worker, tmp_path: Path) -> None:
     """With its socket lent, and where gunicorn sends to it from greenlets and from threads."""
+    (tmp_path / "small_buffers.py").write_text(SMALL_BUFFERS)
     with ThreadPoolExecutor() as pool:
         threads = ("-k", "gthread", "--threads", "8")
         asked = [
-            pool.submit(keeps_nothing, worker, transport, flags)
+            pool.submit(keeps_nothing, worker, tmp_path, transport, flags)
             for transport, flags in (("native", ()), ("grpcio", ()), ("native", threads))
         ]
         for one in asked:
