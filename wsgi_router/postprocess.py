@@ -321,7 +321,7 @@ class StreamResponse:
     def __del__(self) -> None:
         # A server may forget `close`; a finaliser may run anywhere, so the work is done elsewhere.
         answer = self._answer
-        if not answer.generation.over:
+        if not (answer.ended and answer.generation.over):
             answer.generation.defer(answer.leave)
 
     def __repr__(self) -> str:
