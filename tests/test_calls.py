@@ -17,7 +17,9 @@ from wsgi_router import runtime
 from wsgi_router.calls import Call, Calls
 from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.breaker import State
 from wsgi_router.workers.transport import RpcFailure
+from wsgi_router.workers.worker import Worker
 
 Answer = Callable[[bytes, str], Any]
 
@@ -189,3 +191,79 @@ def _many() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_greenlets_and_threads(mode: str) -> None:
     run(mode, _many)
+
+
+def hanging(bench: Asked) -> Callable[[], None]:
+    """The first one that is asked never answers; returns what waits until it was asked."""
+    cancelled = threading.Event()
+    bench.transport.on_cancel = cancelled.set
+
+    def answer(request: bytes, worker: str) -> Any:
+        bench.asked_of.append(worker)
+        if worker != bench.asked_of[0]:
+            return counted(request, worker)
+        cancelled.wait(60)
+        return RpcFailure("CANCELLED")
+
+    bench.transport.unary_answers["Embed"] = answer
+    return lambda: wait_until(lambda: bench.asked_of)
+
+
+def ask_meanwhile(bench: Asked, meanwhile: Callable[[Worker], object]) -> bytes:
+    """The answer to a request; `meanwhile` is told whom it waits for."""
+    asked = hanging(bench)
+
+    def end() -> None:
+        asked()
+        found = bench.pool.named(bench.asked_of[0])
+        assert found is not None
+        meanwhile(found)
+
+    runtime.spawn(end)
+    return bench.calls.ask(Call("Embed", 60, "m"), b"abc")
+
+
+def die(bench: Asked, worker: Worker) -> None:
+    bench.transport.infos[worker.url] = RpcFailure("UNAVAILABLE", "connection refused")
+
+
+def test_a_worker_that_is_found_down_is_left() -> None:
+    bench = Asked(counted)
+    answer = ask_meanwhile(bench, lambda worker: die(bench, worker))
+    assert pb.EmbedResponse.FromString(answer).prompt_tokens == 3
+    assert len(set(bench.asked_of)) == len(bench.asked_of) == 2
+    assert [worker.record._breaker().failures for worker in bench.pool.workers] == [0, 0]
+    assert not any(worker._waiting for worker in bench.pool.workers)
+
+
+@pytest.mark.parametrize("settings", [{"workers": 1}, {"retry_budget": 0}])
+def test_a_worker_that_is_gone_is_left_though_nobody_else_may_be_asked(settings: dict[str, Any]) -> None:
+    bench = Asked(counted, **settings)
+    with pytest.raises(UpstreamError) as caught:
+        ask_meanwhile(bench, lambda worker: die(bench, worker))
+    assert caught.value.code == "worker_unavailable"
+    assert len(bench.asked_of) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_busy_engine_is_left_for_another_worker_only(workers: int) -> None:
+    bench = Asked(counted, workers=workers, health_interval=0.02, engine_check_interval=0.2)
+
+    def hang(worker: Worker) -> None:
+        late = RpcFailure("DEADLINE_EXCEEDED")
+        well = pb.HealthCheckResponse(healthy=True)
+        bench.transport.unary_answers["HealthCheck"] = lambda _request, url: (
+            late if url == worker.url else well
+        )
+        wait_until(lambda: worker.state is State.DOWN)
+        time.sleep(0.4)
+        if workers == 1:  # it has done it
+            bench.transport.unary_answers["Embed"] = counted
+            bench.transport.on_cancel()
+
+    if workers == 1:
+        with pytest.raises(UpstreamError, match="CANCELLED"):  # by the test, not by the router
+            ask_meanwhile(bench, hang)
+    else:
+        assert ask_meanwhile(bench, hang)
+        assert len(set(bench.asked_of)) == 2

@@ -10,7 +10,7 @@ import pytest
 from tests.support.flow import Client, tcp_pair
 from tests.support.modes import MODES, run
 from tests.support.processes import wait_until
-from wsgi_router.client_watch import ClientWatch
+from wsgi_router.client_watch import ClientWatch, cut
 from wsgi_router.runtime import wakeup
 
 both = pytest.mark.parametrize("mode", MODES)
@@ -101,3 +101,17 @@ def test_a_dropped_watch_leaves_the_socket_open() -> None:
     assert ours.recv(1) == b"x"
     ours.close()
     theirs.close()
+
+
+def test_a_connection_that_is_cut_twice_or_is_closed() -> None:
+    client = Client()
+    connection = client.watch.connection
+    assert connection is client.ours
+    for _ in range(2):
+        cut(connection)
+    assert client.watch.check()
+    client.watch.close()
+    assert client.watch.connection is None
+    client.ours.close()
+    cut(connection)
+    client.theirs.close()

@@ -28,7 +28,7 @@ from wsgi_router.errors import (
     WorkerProtocolError,
 )
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import State
+from wsgi_router.workers.breaker import Limits, State
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
 from wsgi_router.workers.worker import Adapter
@@ -403,6 +403,28 @@ def test_an_open_breaker_of_either_half_tells_when_it_will_be_tried(half: str) -
         bench.open()
     assert 25 <= caught.value.retry_after <= 30
     assert bench.in_flight() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [((40, 60, 10, 60), 40), ((10, 60, 40, 60), 40), ((60, 20, 30, 10), 20), ((40, 0, 20, 60), 20)],
+)
+@pytest.mark.parametrize("target", ["", "d0:1", "p0:1"])
+def test_both_halves_have_to_be_tried(seconds: tuple[int, ...], expected: int, target: str) -> None:
+    """The later of the two; each half's is its earliest worker, or the one that the client has named."""
+    bench = bench_of(breaker_failures=1)
+    for worker, wait in zip(bench.pool.workers, seconds, strict=True):  # p0, p1, d0, d1
+        if wait:
+            worker.record._limits = Limits(1, wait * 1000)
+            worker.record.fail()
+    prefills, decodes = list(seconds[:2]), list(seconds[2:])
+    if target:
+        del (decodes if target[0] == "d" else prefills)[1]
+        expected = max(min(prefills), min(decodes))
+    with pytest.raises(NoWorkerError) as caught:
+        opened(bench, Hints(target=target))
+    assert expected - 5 <= caught.value.retry_after <= expected
+    assert bench.in_flight() == [0, 0, 0, 0]
 
 
 def test_each_side_has_its_policy() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -437,6 +439,61 @@ def test_a_stream_that_is_late(talking: bool) -> None:
         read()
     generation.close()
     assert len(bench.transport.aborted) == 1
+
+
+def read_all(connection: socket.socket) -> None:
+    while connection.recv(1 << 20):
+        pass
+
+
+def test_a_late_stream_that_nobody_looks_at_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when its client reads nothing, and the server waits to send; the connection is cut."""
+    monkeypatch.setattr("wsgi_router.dispatch._GRACE_SECONDS", 0.1)
+    bench = Bench((chunk(1),), health_interval=100)
+    closed: list[bool] = []
+    client = Client()
+    client.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    until = time.monotonic() + 0.3
+    generation = bench.dispatcher.open(
+        GenerateJob("m", body([1], 9)), client.watch, until=until, on_close=lambda: closed.append(True)
+    )
+    with pytest.raises(BrokenPipeError):
+        client.ours.sendall(b"x" * (64 << 20))
+    assert time.monotonic() >= until
+    wait_until(lambda: closed)
+    assert generation.closed
+    assert sum(bench.in_flight()) == 0
+    assert len(bench.transport.aborted) == 1
+    client.ours.close()
+    with pytest.raises(ConnectionResetError):
+        read_all(client.theirs)
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_request_that_is_over_in_time_is_late_no_more(forgotten: bool) -> None:
+    bench = Bench((chunk(1), None))
+    client = Client()
+    until = time.monotonic() + 60
+    generation = bench.dispatcher.open(GenerateJob("m", body([1], 9)), client.watch, until=until)
+    assert len(bench.dispatcher.shared.limits) == 1
+    generation.close(sending=True)
+    assert len(bench.dispatcher.shared.limits) == 1  # its last piece may be late
+    assert not generation.over
+    if forgotten:
+        del generation
+        gc.collect()
+        wait_until(lambda: len(bench.dispatcher.shared.limits) == 0)
+    else:
+        generation.close()
+        assert generation.over
+        assert len(bench.dispatcher.shared.limits) == 0
+
+
+def test_a_request_that_cannot_begin_is_late_no_more() -> None:
+    bench = Bench((RpcFailure("INVALID_ARGUMENT"),))
+    with pytest.raises(UpstreamError):
+        late(bench, 60)()
+    assert len(bench.dispatcher.shared.limits) == 0
 
 
 def test_a_late_request_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

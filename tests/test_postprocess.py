@@ -254,11 +254,14 @@ def test_close_from_elsewhere_while_waiting(tokenizer: native.Tokenizer) -> None
     wait_until(lambda: streamed.ends.outcomes == ["cancelled"])
 
 
+@pytest.mark.parametrize("closed", [False, True])
 @pytest.mark.parametrize("started", [False, True])
-def test_a_dropped_response_is_cancelled(tokenizer: native.Tokenizer, started: bool) -> None:
+def test_a_dropped_response_is_cancelled(tokenizer: native.Tokenizer, started: bool, closed: bool) -> None:
     streamed = Streamed(tokenizer, (messages(tokenizer)[0],))
     if started:
         next(streamed.response)
+    if closed:
+        streamed.response._answer.generation.close()
     del streamed.response
     gc.collect()
     wait_until(lambda: streamed.ends.outcomes == ["cancelled"], 5)

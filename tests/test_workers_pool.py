@@ -395,7 +395,7 @@ def test_a_worker_that_comes_back_as_it_leaves_is_served(monkeypatch: pytest.Mon
         return 0
 
     with monkeypatch.context() as patched:
-        patched.setattr(Worker, "in_flight", property(found_idle))
+        patched.setattr(Worker, "load", property(found_idle))
         pool._let_leave()
         back.join(10)
     (worker,) = pool.workers

@@ -326,3 +326,25 @@ def test_what_breaks_once_is_done_again(server: MakeServer, monkeypatch: pytest.
     pool, _ = server().start()
     wait_until(lambda: up(pool) == [A, B])
     assert len(broken) == 3
+
+
+def test_what_waits_at_a_removed_worker_hears_of_its_end(server: MakeServer) -> None:
+    """Though the process that asks has sent it nothing."""
+    made = server()
+    (first, asks), (second, silent) = made.start(), made.start()
+    wait_until(lambda: up(second) == [A, B])
+    worker = second.workers[0]
+    lease = worker.lease()
+    told: list[float] = []
+    lease.watch(lambda: told.append(time.monotonic()))
+    for pool in (first, second):
+        pool.membership.remove(A)
+        pool.follow()
+    count = len(asks.probes)
+    wait_until(lambda: asks.probes[count:].count(A) >= 2, what="questions to it")
+    assert not told
+    assert asks.forgotten == []
+    asks.infos[A] = DOWN
+    wait_until(lambda: told, what="word of it")
+    lease.release()
+    wait_until(lambda: asks.forgotten == silent.forgotten == [A], what="its connections are dropped")

@@ -19,7 +19,8 @@ from wsgi_router.errors import (
     RouterError,
     UpstreamError,
 )
-from wsgi_router.workers.breaker import FAULTS, Event
+from wsgi_router.workers.breaker import Event
+from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES, Role
@@ -53,26 +54,76 @@ class Call(NamedTuple):
         return PROMPT_ROLES if self.method == "Embed" else EVERY_ROLE
 
 
-class _Request:
-    """What the calls of one request share."""
+class _Attempt:
+    """A call that waits for an answer of an engine; it goes to another worker if that one is found down.
 
-    def __init__(self, call: Call, pool: WorkerPool) -> None:
-        self.call = call
+    As where answers are streamed (`dispatch.Dispatcher.leave`): an engine that may only be busy is left if
+    somebody else may be asked.
+    """
+
+    __slots__ = ("_request", "_tried", "allowed", "cancel", "left")
+
+    def __init__(self, request: _Request, tried: Sequence[Worker], cancel: Cancel) -> None:
+        """At the last of those `tried`; `cancel` ends the call."""
+        self._request = request
+        self._tried = tried
+        self.cancel = cancel
+        self.left = False
+        self.allowed = False
+        """Another worker may be asked, and that is counted."""
+
+    def leave(self) -> None:
+        """The worker was found down. Does not block."""
+        if self.left:
+            return
+        self.allowed = self._request.may_ask_another(self._tried, _found_down())
+        self.left = self.allowed or self._tried[-1].gone
+        if self.left:
+            self.cancel()
+
+
+class _Request:
+    """The calls of one request, and what they share."""
+
+    def __init__(self, call: Call, pool: WorkerPool, transport: Transport) -> None:
         self.cancel = Cancel()
         """Ends them all."""
+        self._asked = call
         self._pool = pool
-        self._blamed: dict[Worker, Lease] = {}
+        self._transport = transport
+        self._faults = Faults(pool)
         self._reached: list[Worker] = []
         self._lock = runtime.brief_lock()
 
-    def select(self, tried: Collection[Worker]) -> Lease:
-        """The pool's choice; or another lease where one of the calls went, as breakers stop requests only.
+    def ask(self, message: bytes) -> bytes:
+        """See `Calls.ask`."""
+        tried: list[Worker] = []
+        self._pool.retries.count(1, time.monotonic())
+        while True:
+            lease = self._select(tried)
+            tried.append(lease.worker)
+            attempt = _Attempt(self, tuple(tried), Cancel())
+            try:
+                return self._call(lease, message, attempt)
+            except UpstreamError as failure:
+                error = failure.with_traceback(None)
+            finally:
+                lease.release()
+            if not (attempt.allowed or self.may_ask_another(tried, error)):
+                raise error
+            self._pause(tried, error)
+            observability.metrics().retries.inc()
+
+    def _select(self, tried: Collection[Worker]) -> Lease:
+        """A lease of the pool's; or another one where one of the calls went, as breakers stop requests only.
 
         Raises RouterError.
         """
         with self._lock:  # whoever finds no room on trial sees who has taken it
             try:
-                lease = self._pool.select(self.call.model, self.call.hints, tried, roles=self.call.roles)
+                lease = self._pool.select(
+                    self._asked.model, self._asked.hints, tried, roles=self._asked.roles
+                )
             except NoWorkerError:
                 for worker in self._reached:
                     if worker.may_go_on() and worker not in tried:
@@ -82,9 +133,46 @@ class _Request:
                 self._reached.append(lease.worker)
             return lease
 
-    def first_failure(self, lease: Lease) -> bool:
-        """Whether a failure is the first one at its worker; all others are one with it."""
-        return self._blamed.setdefault(lease.worker, lease) is lease
+    def may_ask_another(self, tried: Collection[Worker], error: RouterError) -> bool:
+        """Whether one more worker may be asked after those that were `tried`; counts it then."""
+        try:
+            self._pool.candidates(self._asked.model, tried, roles=self._asked.roles)
+        except NoWorkerError:  # the failure says more than that nobody else is there
+            return False
+        return not self._asked.hints.target and self._pool.retries.allow(error, tried, time.monotonic())
+
+    def _pause(self, tried: Collection[Worker], error: RouterError) -> None:
+        """Returns when another worker is to be asked. Raises `error` if nobody waits any more."""
+        left = runtime.wakeup()
+        with self.cancel.calling(left.set):
+            if left.wait(self._pool.retries.pause(tried)):
+                raise error
+
+    def _call(self, lease: Lease, message: bytes, attempt: _Attempt) -> bytes:
+        worker, pool, asked = lease.worker, self._pool, self._asked
+        generating = asked.method in _GENERATING
+        left = asked.deadline - time.monotonic()
+        if left <= 0:
+            raise _late()
+        if generating:
+            lease.watch(attempt.leave)
+        limit = min(asked.timeout, left)
+        try:
+            with self.cancel.calling(attempt.cancel):
+                answer = self._transport.unary(worker, asked.method, message, limit, attempt.cancel)
+        except RpcFailure as failure:
+            if attempt.left:
+                raise _found_down() from None
+            if failure.code == "DEADLINE_EXCEEDED" and left < asked.timeout:  # it was given too little time
+                raise _late() from None
+            pool.report_failure(worker, failure)
+            if generating:
+                self._faults.add(lease, failure.code)
+            raise UpstreamError.from_grpc(failure.code, failure.details) from None
+        if generating:
+            pool.report(worker, Event.CALL_OK)
+            pool.credit(worker)
+        return answer
 
 
 class Calls:
@@ -99,48 +187,15 @@ class Calls:
 
         Raises RouterError.
         """
-        return self._ask(_Request(call, self._pool), request)
-
-    def _ask(self, shared: _Request, request: bytes) -> bytes:
-        retries, tried = self._pool.retries, list[Worker]()
-        retries.count(1, time.monotonic())
-        while True:
-            lease = shared.select(tried)
-            tried.append(lease.worker)
-            try:
-                return self._call(shared, lease, request)
-            except UpstreamError as failure:
-                error = failure.with_traceback(None)
-            finally:
-                lease.release()
-            self._wait_for_another(shared, tried, error)
-            observability.metrics().retries.inc()
-
-    def _wait_for_another(self, shared: _Request, tried: list[Worker], error: RouterError) -> None:
-        """Returns when another worker is to be asked. Raises `error` where that would not help."""
-        call = shared.call
-        try:
-            self._pool.candidates(call.model, tried, roles=call.roles)
-        except NoWorkerError:  # the failure says more than that nobody else is there
-            raise error from None
-        if call.hints.target or not self._pool.retries.allow(error, tried, time.monotonic()):
-            raise error
-        left = runtime.wakeup()
-        with shared.cancel.calling(left.set):
-            if left.wait(self._pool.retries.pause(tried)):
-                raise error
+        return _Request(call, self._pool, self._transport).ask(request)
 
     def ask_for_each(
         self, call: Call, requests: Sequence[bytes], client: ClientWatch | None = None
     ) -> list[bytes]:
         """`ask` for each of `requests`, some at once. One that fails ends all. Takes `client` over."""
-        shared = _Request(call, self._pool)
-
-        def one(request: bytes) -> bytes:
-            return self._ask(shared, request)
-
+        shared = _Request(call, self._pool, self._transport)
         try:
-            return _Batch(one, requests).run(client)
+            return _Batch(shared.ask, requests).run(client)
         finally:
             shared.cancel()
 
@@ -162,29 +217,13 @@ class Calls:
             raise NoWorkerError
         return _Batch(one, workers, at_once=len(workers)).run(None)
 
-    def _call(self, shared: _Request, lease: Lease, request: bytes) -> bytes:
-        worker, pool = lease.worker, self._pool
-        method, timeout, deadline = shared.call.method, shared.call.timeout, shared.call.deadline
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise _late()
-        try:
-            answer = self._transport.unary(worker, method, request, min(timeout, left), shared.cancel)
-        except RpcFailure as failure:
-            if failure.code == "DEADLINE_EXCEEDED" and left < timeout:  # the worker was given too little time
-                raise _late() from None
-            pool.report_failure(worker, failure)
-            if method in _GENERATING and failure.code in FAULTS and shared.first_failure(lease):
-                pool.blame(lease, failure.code)
-            raise UpstreamError.from_grpc(failure.code, failure.details) from None
-        if method in _GENERATING:
-            pool.report(worker, Event.CALL_OK)
-            pool.credit(worker)
-        return answer
-
 
 def _late() -> DeadlineError:
     return DeadlineError("The request was not answered in time.")
+
+
+def _found_down() -> UpstreamError:
+    return UpstreamError.from_grpc("UNAVAILABLE", "")
 
 
 class _Batch(Generic[_A, _R]):

@@ -11,13 +11,16 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from wsgi_router import runtime
+from wsgi_router.client_watch import cut
 from wsgi_router.deadlines import Deadlines
+from wsgi_router.errors import RouterError
 from wsgi_router.workers.breaker import FAULTS, Event
+from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.pool import WorkerPool
-from wsgi_router.workers.transport import Call, GenerateTransport, MessageStream, RpcFailure
+from wsgi_router.workers.transport import Call, GenerateJob, GenerateTransport, MessageStream, RpcFailure
 from wsgi_router.workers.worker import Lease, Worker
 
 _LOG = logging.getLogger(__name__)
@@ -120,6 +123,7 @@ class Shared:
     transport: GenerateTransport
     endings: Deadlines[Choice | Companion]
     """RPCs that have said their last and have not ended yet."""
+    limits: Deadlines[TimeLimit]
     defer: Callable[[Callable[[], object]], None]
     queue_size: int
     token_timeout: float
@@ -130,7 +134,10 @@ class Queue:
     """What the readers of one request share with its consumer. Readers hold this, never the Generation, so
     that a Generation that is dropped without `close` can be noticed."""
 
-    __slots__ = ("_blamed", "_lock", "choices", "closed", "on_close", "ready", "room", "shared", "wakeup")
+    __slots__ = (
+        *("_faults", "_lock", "choices", "closed", "lost", "on_close", "ready", "room", "shared"),
+        "wakeup",
+    )
 
     def __init__(self, shared: Shared) -> None:
         self.shared = shared
@@ -140,10 +147,18 @@ class Queue:
         self.room: list[runtime.Wakeup] = []
         self.choices: dict[int, Choice] = {}  # those not ended yet, by index
         self.closed = False
+        self.lost: tuple[tuple[Choice, Lease], ...] = ()
+        """Choices that wait for a worker which was found down: that of the lease."""
         self.on_close: Callable[[], object] | None = None
         """Called once all that was open is cancelled, maybe more than once."""
-        self._blamed: tuple[Worker, ...] = ()
+        self._faults = Faults(shared.pool)
         self._lock = runtime.brief_lock()
+
+    def lose(self, choice: Choice, lease: Lease) -> None:
+        """The worker of `lease` was found down, and nothing has come of the choice."""
+        if (choice, lease) not in self.lost:
+            self.lost += ((choice, lease),)
+        self.wakeup.set()
 
     def note_end(self, lease: Lease, end: Ended | RpcFailure) -> None:
         """Takes in how an RPC that nobody here has cancelled came to its end.
@@ -165,13 +180,7 @@ class Queue:
 
     def blame(self, lease: Lease, code: str = "INTERNAL") -> None:
         """As `WorkerPool.blame`; all that a request fails at a worker is one failure."""
-        if code not in FAULTS:
-            return
-        with self._lock:
-            if lease.worker in self._blamed:
-                return
-            self._blamed += (lease.worker,)
-        self.shared.pool.blame(lease, code)
+        self._faults.add(lease, code)
 
     def read(self, choice: Choice, stream: MessageStream) -> None:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
@@ -341,6 +350,45 @@ class Queue:
             self.on_close()
         self.make_room()
         self.wakeup.set()
+
+
+class Opening:
+    """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
+
+    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
+
+    def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
+        self.index = index
+        self.job = job
+        self.deadline = deadline
+        self.others = others
+        self.tried: list[Worker] = []
+        self.doubtful: list[Worker] = []  # others that may have been at fault
+
+
+class Again(NamedTuple):
+    """A choice that is to be begun again, when it is `due`; `error` is how it has failed."""
+
+    due: float
+    opening: Opening
+    error: RouterError
+
+
+class TimeLimit:
+    """Ends a request that is late, where whoever sends its answer waits for a client that reads nothing."""
+
+    __slots__ = ("_connection", "_queue")
+
+    def __init__(self, queue: Queue, connection: Any) -> None:
+        """`connection`: as `client_watch.cut` takes it, or None."""
+        self._queue = queue
+        self._connection = connection
+
+    def end_late(self) -> None:
+        """It was not over in time. Does not block."""
+        if self._connection is not None:
+            cut(self._connection)
+        runtime.spawn(self._queue.close)
 
 
 def _told_of_a_fault(end: Ended | RpcFailure) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import _socket
+import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
 from wsgi_router import runtime
 
 _POLL_SECONDS: Final = 0.5
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""A struct linger: what is not sent when the socket is closed is dropped."""
 
 
 class ClientWatch:
@@ -39,6 +42,11 @@ class ClientWatch:
             self._watcher.start(self._readable)
         else:
             self.poll_seconds = _POLL_SECONDS
+
+    @property
+    def connection(self) -> Any:
+        """The server's socket, if it lends that; None once this is closed."""
+        return self._lent
 
     def subscribe(self, subscriber: runtime.Wakeup | None) -> None:
         """`subscriber` is set when the client goes; one at a time."""
@@ -108,6 +116,24 @@ class ClientWatch:
     def __repr__(self) -> str:
         state = "gone" if self.gone else "watched" if self._lent is not None else "unwatched"
         return f"<ClientWatch {state}>"
+
+
+def cut(connection: Any) -> None:
+    """Ends a client's connection, the server's socket, under whoever is sending, who fails by that.
+
+    What was not sent is lost. To be called before the server closes the socket; it never blocks, or raises.
+    """
+    descriptor = connection.fileno()
+    if descriptor < 0:
+        return
+    own = _socket.socket(connection.family, connection.type, connection.proto, fileno=descriptor)
+    try:
+        own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
+        own.shutdown(_socket.SHUT_RDWR)
+    except OSError:  # it is broken already
+        return
+    finally:
+        own.detach()
 
 
 _EOF: Final = "eof"

@@ -20,10 +20,10 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from wsgi_router import observability, pairs, runtime
-from wsgi_router.choices import Choice, Ended, Item, Queue, Ready, Shared
+from wsgi_router.choices import Again, Choice, Ended, Item, Opening, Queue, Ready, Shared, TimeLimit
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import (
@@ -39,6 +39,7 @@ from wsgi_router.errors import (
 from wsgi_router.ids import random_id
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
+from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import (
     GenerateJob,
@@ -53,27 +54,8 @@ _LOG = logging.getLogger(__name__)
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
 
-
-class _Opening:
-    """A choice, number `index` of the request, that has not had its first event yet; `others` wait for it."""
-
-    __slots__ = ("deadline", "doubtful", "index", "job", "others", "tried")
-
-    def __init__(self, index: int, job: GenerateJob, deadline: float, others: range = range(0)) -> None:
-        self.index = index
-        self.job = job
-        self.deadline = deadline
-        self.others = others
-        self.tried: list[Worker] = []
-        self.doubtful: list[Worker] = []  # others that may have been at fault
-
-
-class _Again(NamedTuple):
-    """A choice that is to be begun again, when it is `due`; `error` is how it has failed."""
-
-    due: float
-    opening: _Opening
-    error: RouterError
+_GRACE_SECONDS: Final = 1.0
+"""A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
 
 
 class Generation:
@@ -85,6 +67,7 @@ class Generation:
         "_deadline",
         "_dispatcher",
         "_leases",
+        "_limit",
         "_opening",
         "_queue",
         "answer",
@@ -101,9 +84,14 @@ class Generation:
         self.choices = 0
         """How many there are, once this is open."""
         self._deadline = deadline
-        self._opening: dict[int, _Opening] = {}  # by the index of the choice
-        self._again: list[_Again] = []
+        self._opening: dict[int, Opening] = {}  # by the index of the choice
+        self._again: list[Again] = []
         self._leases: dict[int, Lease] = {}  # of the choices that nothing was said about yet
+        self._limit: TimeLimit | None = None
+        if deadline < math.inf:
+            self._limit = TimeLimit(self._queue, None if client is None else client.connection)
+            left = max(deadline - time.monotonic(), 0.0)
+            dispatcher.shared.limits.add(self._limit, left + _GRACE_SECONDS)
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
@@ -167,6 +155,8 @@ class Generation:
         """Ends what is late, begins again what is due; returns the seconds until there may be more."""
         if now >= self._deadline:
             raise DeadlineError("The request was not answered in time.")
+        if self._queue.lost:
+            self._leave_lost()
         pause = min(self._queue.expire(now), self._deadline - now)
         if self._again:
             for again in [again for again in self._again if again.due <= now]:
@@ -174,6 +164,14 @@ class Generation:
                 self._dispatcher.start_again(self, again.opening, again.error)
             pause = min(pause, *(again.due - now for again in self._again)) if self._again else pause
         return pause
+
+    def _leave_lost(self) -> None:
+        """Has choices begun again that wait for workers which were found down. Raises RouterError."""
+        lost, self._queue.lost = self._queue.lost, ()
+        for choice, lease in lost:
+            opening = self._opening.get(choice.index)
+            if opening is not None and not choice.ended:
+                self._dispatcher.leave(self, opening, choice, lease.worker)
 
     def take(self) -> list[Ready]:
         """All that is ready, in order; empty if nothing is. Raises RouterError if a choice cannot start."""
@@ -249,9 +247,9 @@ class Generation:
             else:
                 self._queue.let_end(found)
 
-    def begin_again(self, due: float, opening: _Opening, error: RouterError) -> None:
+    def begin_again(self, due: float, opening: Opening, error: RouterError) -> None:
         """A choice is to be begun again then, by whoever waits for the answer."""
-        self._again.append(_Again(due, opening, error))
+        self._again.append(Again(due, opening, error))
 
     def blame(self, choice: int) -> None:
         """What came of a choice is of no use, by the worker's fault."""
@@ -259,14 +257,26 @@ class Generation:
         if lease is not None:
             self._queue.blame(lease)
 
-    def close(self) -> None:
-        """Cancels what is open, returns all leases, ends the readers. Idempotent."""
-        _close_all(self._queue, self._client)
+    def close(self, sending: bool = False) -> None:
+        """Cancels what is open, returns all leases, ends the readers. Idempotent.
+
+        `sending`: the server has a last piece to send, which may not take longer than the request; it is
+        to be called without that once the server may use the connection for other things.
+        """
+        limit = self._limit
+        if not sending:
+            self._limit = None
+        _close_all(self._queue, self._client, None if sending else limit)
+
+    @property
+    def over(self) -> bool:
+        """Whether this is closed, and nothing is left to send that may be late."""
+        return self._queue.closed and self._limit is None
 
     def __del__(self) -> None:
-        if not self._queue.closed:
+        if not self.over:
             # The server forgot `close`, and a finaliser may run anywhere, so the work is done elsewhere.
-            self._queue.shared.defer(functools.partial(_close_all, self._queue, self._client))
+            self._queue.shared.defer(functools.partial(_close_all, self._queue, self._client, self._limit))
 
     def __repr__(self) -> str:
         queue = self._queue
@@ -274,7 +284,9 @@ class Generation:
         return f"<Generation {state} choices={list(queue.choices.values())!r} ready={len(queue.ready)}>"
 
 
-def _close_all(queue: Queue, client: ClientWatch | None) -> None:
+def _close_all(queue: Queue, client: ClientWatch | None, limit: TimeLimit | None) -> None:
+    if limit is not None:
+        queue.shared.limits.discard(limit)
     runtime.drain.unsubscribe(queue.wakeup)
     if client is not None:
         client.close()
@@ -297,6 +309,7 @@ class Dispatcher:
         self.shared = Shared(
             pool,
             transport,
+            Deadlines(lambda late: late.end_late()),
             Deadlines(lambda late: late.end_late()),
             runtime.deferrer(),
             settings.queue_size,
@@ -346,7 +359,7 @@ class Dispatcher:
             generation._look(now)
             for number, job in enumerate(jobs):
                 index = number * job.choices
-                opening = _Opening(index, job, deadline, range(index + 1, index + job.choices))
+                opening = Opening(index, job, deadline, range(index + 1, index + job.choices))
                 generation._opening[index] = opening
                 self.start(generation, opening)
             generation._wait_for_start()
@@ -355,7 +368,7 @@ class Dispatcher:
             raise
         return generation
 
-    def start(self, generation: Generation, opening: _Opening, near: Choice | None = None) -> None:
+    def start(self, generation: Generation, opening: Opening, near: Choice | None = None) -> None:
         """Asks a worker, or a pair, for a choice; that of `near` first.
 
         A half-open breaker lets requests through, not parts of one: the rest goes where the first part went.
@@ -376,20 +389,40 @@ class Dispatcher:
             error = UpstreamError.from_grpc(failure.code, failure.details)
             self.try_again(generation, opening, legs.answering.worker, error)
 
-    def try_again(
-        self, generation: Generation, opening: _Opening, worker: Worker, error: RouterError
-    ) -> None:
+    def try_again(self, generation: Generation, opening: Opening, worker: Worker, error: RouterError) -> None:
         """Has a choice begun again that `worker` has failed. Raises `error` where that would not help."""
-        job, tried = opening.job, opening.tried
+        tried = opening.tried
         tried.append(worker)
-        now = time.monotonic()
-        if not pairs.possible(self._pool, job, tried):  # the failure says more than that nobody else is there
-            raise error
-        if job.hints.target or not self._retries.allow(error, tried, now):
-            raise error
-        generation.begin_again(now + self._retries.pause(tried), opening, error)
+        if not self._may_ask_another(opening.job, tried, error):
+            raise error  # it says more than that nobody else is there
+        generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
 
-    def start_again(self, generation: Generation, opening: _Opening, error: RouterError) -> None:
+    def leave(self, generation: Generation, opening: Opening, choice: Choice, worker: Worker) -> None:
+        """Has a choice begun again that waits for `worker`, which was found down. Raises RouterError.
+
+        Where the worker's front answers the engine may have too much to do for a check, with this very prompt
+        perhaps; so the choice stays if nobody else may be asked.
+        """
+        if worker.state is not State.DOWN:
+            return
+        error, tried = UpstreamError.from_grpc("UNAVAILABLE", ""), [*opening.tried, worker]
+        another = self._may_ask_another(opening.job, tried, error)
+        if not (another or worker.gone) or generation._queue.began(choice):
+            return
+        choice.stale = True
+        generation._queue.cancel(choice)
+        if not another:
+            raise error
+        opening.tried = tried
+        generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
+
+    def _may_ask_another(self, job: GenerateJob, tried: list[Worker], error: RouterError) -> bool:
+        """Whether one more worker may be asked after those that were `tried`; counts it then."""
+        if job.hints.target or not pairs.possible(self._pool, job, tried):
+            return False
+        return self._retries.allow(error, tried, time.monotonic())
+
+    def start_again(self, generation: Generation, opening: Opening, error: RouterError) -> None:
         """Asks another worker than before. Raises `error` if there is none any more."""
         if time.monotonic() >= opening.deadline:
             raise error
@@ -400,11 +433,11 @@ class Dispatcher:
             raise error from None
         observability.metrics().retries.inc()
 
-    def start_others(self, generation: Generation, opening: _Opening, first: Choice) -> None:
+    def start_others(self, generation: Generation, opening: Opening, first: Choice) -> None:
         """Asks for a job's other choices: who began the first has the prompt in its cache."""
         deadline = time.monotonic() + self._first_token_timeout
         for index in opening.others:
-            other = generation._opening[index] = _Opening(index, opening.job, deadline)
+            other = generation._opening[index] = Opening(index, opening.job, deadline)
             self.start(generation, other, near=first)
 
     def error_of(self, first: Item) -> RouterError | None:
@@ -418,7 +451,7 @@ class Dispatcher:
         message = self._first_failure(first)
         return None if message is None else WorkerAbortError(message)
 
-    def _add(self, generation: Generation, opening: _Opening, legs: pairs.Legs) -> None:
+    def _add(self, generation: Generation, opening: Opening, legs: pairs.Legs) -> None:
         """Starts an RPC and its reader, or those of a pair; the leases are the generation's from here on."""
         request_id = random_id()
         job, worker, queue, index = opening.job, legs.answering.worker, generation._queue, opening.index
@@ -426,6 +459,9 @@ class Dispatcher:
         generation._leases[index] = legs.answering
         patience = opening.deadline - time.monotonic()
         choice = Choice(index, request_id, legs.answering, None, math.inf)
+        for lease in (legs.answering, legs.prefill):
+            if lease is not None:
+                lease.watch(functools.partial(queue.lose, choice, lease))
         try:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
             if legs.prefill is not None:

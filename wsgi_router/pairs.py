@@ -101,10 +101,15 @@ def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near:
     prefill = near.companion.lease.worker if near is not None and near.companion is not None else None
     free = msgspec.structs.replace(job.hints, target="") if named else job.hints
     hints = job.hints if role is Role.DECODE else free
-    lease = pool.select(job.model, hints, tried, job.adapter, answering, _DECODE)
+    other = job.hints if role is Role.PREFILL else free
     try:
-        hints = job.hints if role is Role.PREFILL else free
-        return Legs(lease, pool.select(job.model, hints, tried, job.adapter, prefill, _PREFILL))
+        lease = pool.select(job.model, hints, tried, job.adapter, answering, _DECODE)
+    except NoWorkerError as error:  # both are needed
+        until = pool.seconds_until(job.model, other, tried, job.adapter, _PREFILL)
+        error.retry_after = max(error.retry_after, until)
+        raise
+    try:
+        return Legs(lease, pool.select(job.model, other, tried, job.adapter, prefill, _PREFILL))
     except BaseException:
         lease.release()
         raise

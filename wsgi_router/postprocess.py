@@ -7,7 +7,6 @@ is bound to a request's context, so an answer may be dropped anywhere.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -172,8 +171,8 @@ class _Answer:
     def ended(self) -> bool:
         return self._on_end is None
 
-    def end(self, outcome: str) -> None:
-        """Closes the generation and tells the outcome, the first time it is called."""
+    def end(self, outcome: str, sending: bool = False) -> None:
+        """Closes the generation (see there) and tells the outcome, the first time it is called."""
         on_end, self._on_end = self._on_end, None
         if on_end is None:
             return
@@ -181,13 +180,19 @@ class _Answer:
         if self.lent is not None:  # whoever ends it first, the socket is not the core's any more
             self.lent = None
             self.stream.reclaim()
-        self.generation.close()
+        self.generation.close(sending)
         try:
             on_end(self.stream.stats(), outcome)
         except Exception:
             _LOG.exception("telling an answer's end failed")
 
-    def end_by(self, error: RouterError) -> None:
+    def leave(self) -> None:
+        """The server is through with it, whatever was sent."""
+        self.end(observability.CANCELLED)
+        if not self.generation.over:
+            self.generation.close()
+
+    def end_by(self, error: RouterError, sending: bool = False) -> None:
         """Ends as `error` says."""
         drained = isinstance(error, DrainingError)
         cancelled = isinstance(error, ClientGone)
@@ -196,7 +201,8 @@ class _Answer:
             if drained
             else observability.CANCELLED
             if cancelled
-            else observability.FAILED
+            else observability.FAILED,
+            sending,
         )
 
 
@@ -273,7 +279,7 @@ class StreamResponse:
         except Exception as error:
             return self._broken_off(error)
         if not answer.ended:
-            answer.end(observability.COMPLETE)
+            answer.end(observability.COMPLETE, sending=True)
             return head or None
         return None  # closed from elsewhere
 
@@ -301,7 +307,7 @@ class StreamResponse:
             answer.reclaim()
         answer.stream.fail(reason.body())
         data = answer.stream.take()
-        answer.end_by(reason)
+        answer.end_by(reason, sending=True)
         return data or None
 
     def offer(self, loan: Loan) -> None:
@@ -310,13 +316,13 @@ class StreamResponse:
             self._answer.loan = loan
 
     def close(self) -> None:
-        self._answer.end(observability.CANCELLED)
+        self._answer.leave()
 
     def __del__(self) -> None:
         # A server may forget `close`; a finaliser may run anywhere, so the work is done elsewhere.
         answer = self._answer
-        if not answer.ended:
-            answer.generation.defer(functools.partial(answer.end, observability.CANCELLED))
+        if not (answer.ended and answer.generation.over):
+            answer.generation.defer(answer.leave)
 
     def __repr__(self) -> str:
         return f"<StreamResponse {'ended' if self._answer.ended else 'open'} {self._answer.generation!r}>"

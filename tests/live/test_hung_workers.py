@@ -6,6 +6,8 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -16,6 +18,7 @@ from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
+NEW_CONNECTIONS = httpx.Limits(max_keepalive_connections=0)
 WAITS: dict[str, Any] = {"first_token_timeout": "4", "health_timeout": "1", "health_interval": "0.5"}
 
 
@@ -43,6 +46,35 @@ def test_a_stopped_worker_of_two_is_passed_over(simulator_flags: tuple[str, ...]
             assert seen.count(504) == 1
             assert seen.count(200) == 11
         wait_until(lambda: router.metric("wsgi_router_worker_up") == 2, 90, "two workers up again")
+
+
+def test_requests_leave_a_worker_that_is_found_down(simulator_flags: tuple[str, ...]) -> None:
+    """In all processes, whichever of them has found it out; over both transports."""
+    waits: dict[str, Any] = {**WAITS, "first_token_timeout": "100", "health_interval": "0.2"}
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(Worker(*simulator_flags)) for _ in range(2))
+        routers = [
+            stack.enter_context(
+                Router(first.url, second.url, **waits, policy="round_robin", processes=2, transport=transport)
+            )
+            for transport in ("native", "grpcio")
+        ]
+        client = stack.enter_context(httpx.Client(timeout=90, limits=NEW_CONNECTIONS))
+        pool = stack.enter_context(ThreadPoolExecutor(32))
+        for router in routers:
+            wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 2, 15, "two up")  # type: ignore[misc]
+        with stopped(first):
+            bodies = [ask("say-text", stream=bool(number % 2), n=1 + number % 3) for number in range(12)]
+            bodies += [ask("say-text", stream=True, stop=["Hello"])] * 2
+            asked = [pool.submit(client.post, one.url + URL, json=body) for body in bodies for one in routers]
+            assert [one.result().status_code for one in asked] == [200] * 28
+            for router in routers:
+                assert router.metric("wsgi_router_worker_state", state="down") == 1
+                assert router.settled_metric("wsgi_router_retries_total") >= 4
+        for router in routers:
+            wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 2, 30, "two up")  # type: ignore[misc]
+            assert router.metric("wsgi_router_worker_requests_in_flight") == 0
+        wait_until(lambda: int(first.server_info()["running"]) == 0, 5, "no request left")
 
 
 def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...]) -> None:

@@ -78,10 +78,11 @@ class Pairs:
             self.decode = pool.submit(halves.decode).result()
             made = [one.result() for one in begun]
         self.prefills = [worker for worker, _ in made]
+        self.names = [name for _, name in made]
         stack.callback(self.stop)
         self.router = stack.enter_context(
             Router(
-                prefill_workers=",".join(name for _, name in made),
+                prefill_workers=",".join(self.names),
                 decode_workers=self.decode.url,
                 transport=transport,
                 **settings,
@@ -286,6 +287,27 @@ def test_prefill_workers_that_freeze_and_die(halves: Halves, transport: str) -> 
         assert [text_of(pairs.router) for _ in range(4)] == [TEXT] * 4
         pairs.assert_idle()
         dies_while_asked(pairs, other)
+
+
+def test_a_prefill_worker_that_is_found_down(halves: Halves) -> None:
+    """Its requests go to the other one, long before FIRST_TOKEN_TIMEOUT; over both transports."""
+    waits: dict[str, Any] = {"first_token_timeout": "100", "health_timeout": "1", "health_interval": "0.2"}
+    waits["prefill_policy"] = "round_robin"
+    with pairs_of(halves, "native", prefills=2, **waits) as pairs, ThreadPoolExecutor() as pool:
+        urls: dict[str, Any] = {"prefill_workers": ",".join(pairs.names), "decode_workers": pairs.decode.url}
+        with Router(transport="grpcio", **urls, **waits) as other:
+            wait_until(lambda: other.metric("wsgi_router_worker_up") == 3, 30, "all workers up")
+            frozen = pairs.prefills[0]
+            frozen.send(signal.SIGSTOP)
+            try:
+                texts = list(pool.map(text_of, [pairs.router, other] * 4))
+            finally:
+                frozen.send(signal.SIGCONT)
+            assert texts == [TEXT] * 8
+            for router in (pairs.router, other):
+                assert router.settled_metric("wsgi_router_retries_total") >= 1
+                wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 3, 15, "up")  # type: ignore[misc]
+            pairs.assert_idle()
 
 
 def freezes_while_asked(pairs: Pairs, frozen: Worker) -> None:

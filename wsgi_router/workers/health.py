@@ -32,6 +32,7 @@ _PROVED: Final = 5
 _BREAKER: Final = 6
 """Three cells: those of a `Breaker`."""
 _UNTIL: Final = _BREAKER + 1
+_GONE: Final = _BREAKER + 3
 _FIELDS: Final = 16
 _TRIALS: Final = COLUMNS * _FIELDS
 _CELLS: Final = _TRIALS + COLUMNS * ROWS
@@ -132,6 +133,15 @@ class Record:
             if not self._closed:
                 self._add(_CARD, 1)
             return self.card
+
+    @property
+    def gone(self) -> bool:
+        """Whether the last probe that failed found nobody: no front that answered, of whatever engine."""
+        return self._get(_GONE) > 0
+
+    def set_gone(self, gone: bool) -> None:
+        """A probe has failed, and what follows from it for the state will be noted."""
+        self._put_open(_GONE, int(gone))
 
     @property
     def asked(self) -> bool:

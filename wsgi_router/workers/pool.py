@@ -71,7 +71,7 @@ class WorkerPool:
         self._generation = self.membership.generation
         self._trouble = ""  # why the list cannot be followed, as it was logged last
         self.workers: tuple[Worker, ...] = ()
-        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand
+        self._leaving: dict[str, Worker] = {}  # removed, with requests in hand, of whatever process
         self._halves = False  # whether any worker is one
         self._transport = transport
         self._settings = settings
@@ -241,16 +241,28 @@ class WorkerPool:
 
         A suspect worker is one only if no other is up: it may well be alive. Raises NoWorkerError.
         """
-        serving = [
-            worker
-            for worker in self.workers
-            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
-        ]
+        serving = self._serving(model, exclude, adapter, roles)
         candidates = [worker for worker in serving if worker.available()]
         candidates = candidates or [worker for worker in serving if worker.usable()]
         if not candidates:
             raise NoWorkerError(retry_after=_seconds_until(serving))
         return candidates
+
+    def seconds_until(
+        self, model: str, hints: Hints, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> int:
+        """Whole seconds, at least one, until `select` may find somebody, as far as breakers tell."""
+        named = self.named(hints.target) if hints.target else None
+        return _seconds_until([named] if named else self._serving(model, exclude, adapter, roles))
+
+    def _serving(
+        self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
+    ) -> list[Worker]:
+        return [
+            worker
+            for worker in self.workers
+            if worker not in exclude and worker.part.role in roles and self._can(worker, model, adapter)
+        ]
 
     def report(self, worker: Worker, event: Event) -> None:
         """Takes in what a call has seen of a worker."""
@@ -298,11 +310,14 @@ class WorkerPool:
         self.catch_up()
         self._let_leave()
         pause = _LOOK_SECONDS
+        known = (*self.workers, *self._leaving.values())
         if self.leads():
-            pause = min(pause, self._prober.look(self.workers))
+            pause = min(pause, self._prober.look(known))
             self._tell_half_open()
-        for worker in self.workers:
+        now = time.monotonic()
+        for worker in known:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
+            worker.tell_if_down(now)
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):
@@ -366,10 +381,13 @@ class WorkerPool:
         return joining
 
     def _let_leave(self) -> None:
-        """Drops the connection to a removed worker once its last request here has ended."""
+        """Drops the connection to a removed worker once its last request has ended.
+
+        Until then it is asked whether it is there: those who wait for it are to know.
+        """
         busy = self._prober.under_way
         with self._list_lock:  # or one that comes back at this moment would be dropped
-            idle = [one for one in self._leaving.values() if one.in_flight == 0 and one not in busy]
+            idle = [one for one in self._leaving.values() if one.load == 0 and one not in busy]
             for worker in idle:
                 del self._leaving[worker.url]
         for worker in idle:

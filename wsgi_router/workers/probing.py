@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from wsgi_router import observability, runtime
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
-from wsgi_router.workers.breaker import Event, State
+from wsgi_router.workers.breaker import SEEN, Event, State
 from wsgi_router.workers.transport import RpcFailure, Transport
 from wsgi_router.workers.worker import Worker
 
@@ -149,6 +149,7 @@ class Prober:
         late = code == "DEADLINE_EXCEEDED"
         if late and self.heard(worker) > asked:
             return  # its streams flow
+        worker.record.set_gone(code in SEEN)
         if isinstance(error, _EngineLateError):
             late = True
             if max(worker.proved, worker.record.proved) > asked:

@@ -17,6 +17,8 @@ from wsgi_router.workers.reports import Reported
 from wsgi_router.workers.roles import REGULAR, Part
 
 _USABLE: Final = (State.UP, State.SUSPECT)
+_TELL_SECONDS: Final = 2.0
+"""So often those who still wait for a worker that is down are told again: there may be another one by now."""
 _SCHEMES: Final = {"grpc": False, "grpcs": True}
 """Those of workers' URLs, and whether they mean TLS."""
 
@@ -86,6 +88,8 @@ class Worker:
         """When a request began to be answered, or was answered well, in this process; by time.monotonic."""
         self.lost = -math.inf
         """When this process last lost a request by the loss of a connection; by time.monotonic."""
+        self._waiting: dict[Lease, Callable[[], object]] = {}
+        self._told = -math.inf
         self._life = self.record.life
         self._adapters: Mapping[str, Adapter] = {}
         self._adapters_at = -math.inf
@@ -171,6 +175,23 @@ class Worker:
             self.heard = time.monotonic()
         return self.record.note(event)
 
+    @property
+    def gone(self) -> bool:
+        """Down, and nobody answers there; else a worker that is down may be one whose engine is busy."""
+        return self.record.gone and self.record.state is State.DOWN
+
+    def tell_if_down(self, now: float) -> None:
+        """Tells those who wait for an answer's beginning, if it is down; see `Lease.watch`.
+
+        To be called again and again: they are told soon after it is found down, and now and then after that.
+        """
+        if self.record.state is not State.DOWN:
+            self._told = -math.inf
+        elif now >= self._told + _TELL_SECONDS:
+            self._told = now
+            for tell in tuple(self._waiting.values()):
+                tell()
+
     def close(self) -> None:
         """It is served no more."""
         self.record.close()
@@ -190,8 +211,14 @@ class Worker:
             if lease.released:
                 return
             lease.released = True
+        self._waiting.pop(lease, None)
         self._load.add(-1)
         self._end_trial(lease)
+
+    def _begun(self, lease: Lease) -> None:
+        self._waiting.pop(lease, None)
+        if lease.trial:
+            self._end_trial(lease)
 
     def _end_trial(self, lease: Lease) -> None:
         with self._lock:
@@ -222,10 +249,16 @@ class Lease:
         if not self.released:
             self.worker._return(self)
 
+    def watch(self, tell: Callable[[], object]) -> None:
+        """`tell()` is called once the worker is found down, maybe several times; it must not block.
+
+        Before anything is asked of the worker; it ends with what `begun` says, or with the lease.
+        """
+        self.worker._waiting[self] = tell
+
     def begun(self) -> None:
         """The answer has begun, and may take long: another request may be tried. May be called again."""
-        if self.trial:
-            self.worker._end_trial(self)
+        self.worker._begun(self)
 
     def __repr__(self) -> str:
         return f"<Lease {self.worker.url} {'released' if self.released else 'held'}>"
