@@ -65,7 +65,10 @@ def test_a_whole_answer_is_sent_at_once() -> None:
 
 def test_a_streams_first_piece_is_sent_with_the_head() -> None:
     answer: Any = SimpleNamespace(
-        generation=SimpleNamespace(fed=True), stream=SimpleNamespace(take=bytes), done=False, ended=True
+        generation=SimpleNamespace(fed=True, over=True),
+        stream=SimpleNamespace(take=bytes),
+        done=False,
+        ended=True,
     )
     answer.loan = answer.lent = None
     answer.lend = lambda: setattr(answer, "done", True)

@@ -372,6 +372,7 @@ def test_what_a_leaving_worker_has_begun_goes_on_there(policy: str) -> None:
         pool.follow()
         assert {pool.select("m", near=near).worker for _ in range(4)} == {near}
         assert {pool.select("m").worker.url for _ in range(4)} == {A}
+    transport.infos[B] = DOWN  # it is asked at once
     pool.report(near, Event.CALL_UNREACHABLE)
     assert pool.select("m", near=near).worker.url == A
     lease.release()
