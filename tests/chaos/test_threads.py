@@ -1,0 +1,175 @@
+"""The same rule under `-k gthread`, where whatever is under way holds a thread.
+
+Nothing there tells of a client's end but a look now and then, and a client that reads nothing holds its
+thread up in the middle of a write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import pytest
+
+from tests.chaos.clients import leave, opened
+from tests.chaos.conftest import HASTY, LONG, SEED, rounds, router, simulator, wait_up
+from tests.chaos.load import CUT, DONE, EVENT, STATUS, Ask, Load, check
+from tests.chaos.processes import kill, reload, start_again
+from tests.support.processes import Router, Worker, free_port, wait_until
+from tests.support.watch import Watch
+
+PROCESSES: Final = 2
+THREADS: Final = 64 if LONG else 16
+FLAGS: Final = ("-k", "gthread", "--threads", str(THREADS))
+STREAMS: Final = 150 if LONG else 24
+"""More than there are threads, if all is long: some wait for one."""
+FLOOD: Final = "flood"
+"""A model whose worker gives endless answers as fast as they are taken."""
+_FLOOD: Final = (
+    "--model-name",
+    FLOOD,
+    "--itl-ms",
+    "0",
+    "--tokens-per-chunk",
+    "64",
+    "--context-length",
+    "10000000",
+)
+MOST_WAITING: Final = 1_200_000
+"""Tokens of a stream on their way to a client that reads nothing (tests/chaos/test_clients.py)."""
+
+
+def asking(rng: random.Random) -> Ask:
+    return Ask(tokens=rng.choice((1, 5, 10, 20, 40, 60)), stream=rng.random() < 0.8)
+
+
+class Bench:
+    """A router whose processes have all the threads that they will ever have."""
+
+    def __init__(self, server: Router, workers: tuple[Worker, ...]) -> None:
+        self.server = server
+        self.workers = workers
+        wait_up(server, len(workers))
+        self.watch = Watch(server, workers)
+        while self._most_threads() < THREADS:
+            with self.load(asking, 4 * THREADS, once=True) as load:
+                load.wait_for(4 * THREADS)
+            check(load.outcomes)
+        self.before = self.watch.settled()
+
+    def _most_threads(self) -> int:
+        return min(one["python_threads"] for one in self.watch.held().values())
+
+    def load(self, ask: Callable[[random.Random], Ask], clients: int = STREAMS, once: bool = False) -> Load:
+        return Load(self.server.port, clients, ask, SEED, once=once)
+
+    def given(self) -> int:
+        """Tokens of its last requests that the last worker has given out."""
+        return sum(int(one["completion_tokens"]) for one in self.workers[-1].server_info()["last_requests"])
+
+    def wait_still(self) -> int:
+        """Returns what was given once the last worker gives no more."""
+        seen = [-1]
+
+        def still() -> bool:
+            seen.append(self.given())
+            time.sleep(0.5)
+            return seen[-1] == seen[-2] > 0
+
+        wait_until(still, 120, "the worker to be held back")
+        return seen[-1]
+
+    def resident(self) -> int:
+        return sum(process.memory_info().rss for process in self.server.processes())
+
+
+@contextlib.contextmanager
+def made(*workers: Worker, **settings: str) -> Iterator[Bench]:
+    with router(*(worker.url for worker in workers), processes=PROCESSES, flags=FLAGS, **settings) as server:
+        yield Bench(server, workers)
+        assert "Traceback" not in server.output(), server.output()[-4000:]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[tuple[Worker, Worker, Worker]]:
+    with simulator() as one, simulator(port=free_port()) as mortal, simulator(*_FLOOD) as flood:
+        yield one, mortal, flood
+
+
+@pytest.fixture(scope="module")
+def bench(workers: tuple[Worker, ...]) -> Iterator[Bench]:
+    with made(*workers) as bench:
+        yield bench
+
+
+def test_reloads_lose_nothing(bench: Bench) -> None:
+    with bench.load(asking) as load:
+        for _ in range(20 if LONG else 1):
+            load.wait_begun(STREAMS // 2)
+            reload(bench.server)
+        load.wait_begun(STREAMS)
+        print("reloaded", check(load.stop()))
+    bench.watch.check(bench.before)
+
+
+def test_killed_processes_take_their_own_requests_alone(bench: Bench) -> None:
+    rng = random.Random(SEED)
+    ports: set[int] = set()
+    with bench.load(asking) as load:
+        for _ in rounds(1):
+            load.wait_begun(STREAMS)
+            ports |= kill(rng.choice(bench.server.processes()))
+            wait_until(lambda: len(bench.watch.live()) == PROCESSES, 60, "another process")
+        load.wait_begun(STREAMS)
+        counts = check(load.stop(), killed=ports)
+    print("killed", counts)
+    assert counts[CUT] > 0, "the killed processes had something to do"
+    bench.watch.check(bench.before)
+
+
+def test_clients_that_leave(bench: Bench) -> None:
+    rng = random.Random(SEED)
+    for _ in rounds(1):
+        leave(bench.server, rng, 2 * THREADS, Ask(tokens=2000))
+        bench.watch.settled()
+    bench.watch.check(bench.before)
+
+
+def test_clients_that_never_read_hold_a_thread_and_no_more(bench: Bench) -> None:
+    clients, tokens = (THREADS // 2, 3_000_000) if LONG else (2, 2_000_000)
+    before = bench.resident()
+    with contextlib.ExitStack() as held:
+        wire = Ask(tokens=tokens, model=FLOOD).wire()
+        for _ in range(clients):
+            held.enter_context(opened(bench.server, wire, receive_buffer=4096))
+        given, grown = bench.wait_still(), bench.resident() - before
+        print(f"{clients} clients read nothing: {given} tokens, {grown >> 20} MiB more")
+        assert 0 < given < clients * MOST_WAITING
+        assert grown < (64 + 2 * clients) << 20
+        with bench.load(lambda rng: Ask(tokens=rng.randrange(1, 3000), model=FLOOD), 8) as load:
+            load.wait_for(16)
+        check(load.outcomes)
+    bench.watch.check(bench.before)
+
+
+def test_workers_killed_and_frozen(workers: tuple[Worker, Worker, Worker]) -> None:
+    one, mortal, _ = workers
+    with simulator() as frozen, made(one, mortal, frozen, **HASTY) as bench:
+        with bench.load(asking) as load:
+            for _ in rounds(1):
+                load.wait_begun(STREAMS)
+                frozen.send(signal.SIGSTOP)
+                mortal.kill()
+                load.wait_for(STREAMS)
+                frozen.send(signal.SIGCONT)
+                start_again(mortal)
+                wait_up(bench.server, 3)
+            load.wait_for(STREAMS)
+            counts = check(load.stop(), (EVENT, STATUS))
+        print("workers killed and frozen", counts)
+        assert counts[DONE] > counts[EVENT] > 0
+        bench.watch.check(bench.before)
