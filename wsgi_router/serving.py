@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import socket
+import sys
 import time
 from typing import Any, Final
 
@@ -17,6 +20,8 @@ LAST_WORDS_SECONDS: Final = 3.0
 """Streams end so long before graceful_timeout, at which gunicorn's master kills."""
 
 _QUICK_SECONDS: Final = 1.0
+_TO_READ_SECONDS: Final = 1.5
+"""For a client to take those words, until its connection is cut, where a thread stands in a write to it."""
 
 
 def start(worker: Any) -> None:
@@ -34,6 +39,7 @@ def start(worker: Any) -> None:
     plain_http.install(worker)
     refusals.answer_in_json()
     remember_names(worker)
+    _connections.follow(worker)
     mine = peers.current()
     spreading.spread(worker, mine)
     mine.beat()
@@ -67,6 +73,45 @@ def remember_names(worker: Any) -> None:
     worker.handle = lambda listener, *connection: handle(named.get(listener, listener), *connection)
 
 
+class Connections:
+    """Under gunicorn's gthread worker: those whose requests are under way, each in a thread.
+
+    A client that reads nothing keeps its thread in the middle of a write, and Python ends no process before
+    its threads have ended.
+    """
+
+    def __init__(self) -> None:
+        self._open: set[Any] = set()
+
+    def follow(self, worker: Any) -> None:
+        """From now on those of `worker` are known, if it is of that kind."""
+        gthread: Any = sys.modules.get("gunicorn.workers.gthread")
+        if gthread is None or not isinstance(worker, gthread.ThreadWorker):
+            return
+        handle = worker.handle
+
+        def followed(connection: Any) -> object:
+            self._open.add(connection)
+            try:
+                return handle(connection)
+            finally:
+                self._open.discard(connection)
+
+        worker.handle = followed
+
+    def cut(self) -> None:
+        """Whatever reads or writes there fails at once. Takes no lock: it may be in a signal's handler."""
+        for connection in tuple(self._open):
+            with contextlib.suppress(OSError):  # its other end may be gone
+                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # below TLS, which would wait
+
+    def __repr__(self) -> str:
+        return f"<Connections {len(self._open)}>"
+
+
+_connections: Final = Connections()
+
+
 def close() -> None:
     """Drops the connections to the workers."""
     close_all()
@@ -79,6 +124,7 @@ def end_streams() -> None:
     end = time.monotonic() + _QUICK_SECONDS
     while runtime.drain.waiting() and time.monotonic() < end:
         time.sleep(0.02)
+    _connections.cut()
 
 
 def _watch(worker: Any) -> None:
@@ -93,3 +139,5 @@ def _watch(worker: Any) -> None:
     seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - peers.BEAT_SECONDS, 0.0)
     _LOG.info("process %d takes no new connections; open streams may run %.0f s more", process, seconds)
     runtime.drain.begin(seconds)
+    time.sleep(seconds + _TO_READ_SECONDS)
+    _connections.cut()
