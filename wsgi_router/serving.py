@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import socket
-import sys
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, peers, plain_http, refusals, runtime, spreading
+from wsgi_router import lending, observability, peers, plain_http, refusals, runtime, spreading, threaded
 from wsgi_router.api.services import close_all, start_all
 from wsgi_router.workers import board
 
 _LOG = logging.getLogger(__name__)
+_connections: Final = threaded.Connections()
 
 LAST_WORDS_SECONDS: Final = 3.0
 """Streams end so long before graceful_timeout, at which gunicorn's master kills."""
@@ -71,45 +69,6 @@ def remember_names(worker: Any) -> None:
     named = {listener: _Listener(listener) for listener in worker.sockets}
     handle = worker.handle
     worker.handle = lambda listener, *connection: handle(named.get(listener, listener), *connection)
-
-
-class Connections:
-    """Under gunicorn's gthread worker: those whose requests are under way, each in a thread.
-
-    A client that reads nothing keeps its thread in the middle of a write, and Python ends no process before
-    its threads have ended.
-    """
-
-    def __init__(self) -> None:
-        self._open: set[Any] = set()
-
-    def follow(self, worker: Any) -> None:
-        """From now on those of `worker` are known, if it is of that kind."""
-        gthread: Any = sys.modules.get("gunicorn.workers.gthread")
-        if gthread is None or not isinstance(worker, gthread.ThreadWorker):
-            return
-        handle = worker.handle
-
-        def followed(connection: Any) -> object:
-            self._open.add(connection)
-            try:
-                return handle(connection)
-            finally:
-                self._open.discard(connection)
-
-        worker.handle = followed
-
-    def cut(self) -> None:
-        """Whatever reads or writes there fails at once. Takes no lock: it may be in a signal's handler."""
-        for connection in tuple(self._open):
-            with contextlib.suppress(OSError):  # its other end may be gone
-                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # below TLS, which would wait
-
-    def __repr__(self) -> str:
-        return f"<Connections {len(self._open)}>"
-
-
-_connections: Final = Connections()
 
 
 def close() -> None:

@@ -66,7 +66,7 @@ class Bench:
         self.before = self.watch.settled()
 
     def _most_threads(self) -> int:
-        return min(one["python_threads"] for one in self.watch.held().values())
+        return min(int(one["python_threads"]) for one in self.watch.held().values())
 
     def load(self, ask: Callable[[random.Random], Ask], clients: int = STREAMS, once: bool = False) -> Load:
         return Load(self.server.port, clients, ask, SEED, once=once)
@@ -133,6 +133,17 @@ def test_processes_reloaded_and_killed(bench: Bench) -> None:
     bench.watch.check(bench.before)
 
 
+def test_a_full_process_leaves_connections_to_the_others(bench: Bench) -> None:
+    """Of all threads one is free, and nothing waits while it is."""
+    streams = PROCESSES * THREADS - 1
+    with contextlib.ExitStack() as held:
+        for _ in range(streams):
+            held.enter_context(opened(bench.server, Ask(tokens=20_000).wire()))
+        wait_until(lambda: bench.watch.running() == streams, 60, "all streams to begin")
+        assert all(bench.server.status("/health") == 200 for _ in range(8))
+    bench.watch.check(bench.before)
+
+
 def test_clients_that_leave(bench: Bench) -> None:
     rng = random.Random(SEED)
     for _ in rounds(1):
@@ -166,8 +177,9 @@ def test_an_end_waits_for_no_client_that_reads_nothing(workers: tuple[Worker, ..
         wait_up(server, 1)
         for number in (signal.SIGHUP, signal.SIGINT):
             (old,) = server.processes()
-            held.enter_context(opened(server, Ask(tokens=3_000_000, model=FLOOD).wire(), 4096))
-            wait_until(lambda: flood.server_info()["running"], 30, "its request")
+            wire = Ask(tokens=3_000_000, model=FLOOD).wire()
+            client = held.enter_context(opened(server, wire, receive_buffer=4096))
+            client.recv(1)  # it has begun
             time.sleep(FILL_SECONDS)
             server.send(number)
             wait_until(lambda old=old: not old.is_running(), 120, "the end of the process")  # type: ignore[misc]
