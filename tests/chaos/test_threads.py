@@ -153,7 +153,7 @@ def test_clients_that_leave(bench: Bench) -> None:
 
 
 def test_clients_that_never_read_hold_a_thread_and_no_more(bench: Bench) -> None:
-    clients, tokens = (THREADS // 2, 3_000_000) if LONG else (2, 2_000_000)
+    clients, tokens = (THREADS // 8, 3_000_000) if LONG else (2, 2_000_000)
     before = bench.resident()
     with contextlib.ExitStack() as held:
         wire = Ask(tokens=tokens, model=FLOOD).wire()
