@@ -31,7 +31,7 @@ workers = _processes or _cores
 worker_class = "gevent"
 # Streams of one process; a stream takes a connection for its whole life.
 worker_connections = 4096
-# With `-k gthread` only: there each open stream takes a thread.
+# With `-k gthread` only: there each open stream takes a thread, and with none free no connection is taken.
 threads = 64
 backlog = 4096
 

@@ -7,16 +7,19 @@ import os
 import time
 from typing import Any, Final
 
-from wsgi_router import lending, observability, peers, plain_http, refusals, runtime, spreading
+from wsgi_router import lending, observability, peers, plain_http, refusals, runtime, spreading, threaded
 from wsgi_router.api.services import close_all, start_all
 from wsgi_router.workers import board
 
 _LOG = logging.getLogger(__name__)
+_connections: Final = threaded.Connections()
 
 LAST_WORDS_SECONDS: Final = 3.0
 """Streams end so long before graceful_timeout, at which gunicorn's master kills."""
 
 _QUICK_SECONDS: Final = 1.0
+_TO_READ_SECONDS: Final = 1.5
+"""For a client to take those words, until its connection is cut, where a thread stands in a write to it."""
 
 
 def start(worker: Any) -> None:
@@ -34,6 +37,7 @@ def start(worker: Any) -> None:
     plain_http.install(worker)
     refusals.answer_in_json()
     remember_names(worker)
+    _connections.follow(worker)
     mine = peers.current()
     spreading.spread(worker, mine)
     mine.beat()
@@ -79,6 +83,7 @@ def end_streams() -> None:
     end = time.monotonic() + _QUICK_SECONDS
     while runtime.drain.waiting() and time.monotonic() < end:
         time.sleep(0.02)
+    _connections.cut()
 
 
 def _watch(worker: Any) -> None:
@@ -93,3 +98,5 @@ def _watch(worker: Any) -> None:
     seconds = max(worker.cfg.graceful_timeout - LAST_WORDS_SECONDS - peers.BEAT_SECONDS, 0.0)
     _LOG.info("process %d takes no new connections; open streams may run %.0f s more", process, seconds)
     runtime.drain.begin(seconds)
+    time.sleep(seconds + _TO_READ_SECONDS)
+    _connections.cut()

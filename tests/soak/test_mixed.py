@@ -1,24 +1,28 @@
 """Random requests, streams, and all that breaks, together: for SOAK_SECONDS, or for one round.
 
 In each round random requests and streams go on while workers are killed, frozen, and made to speak nonsense,
-clients leave, and gunicorn reloads; then, under streams alone, one of gunicorn's processes is killed. After
-it nothing is left, and over all rounds the memory stays level. SOAK_SEED makes it the same again, as far as
-the machine's own timing goes.
+clients leave, and gunicorn reloads; then, under streams alone, one of gunicorn's processes is killed. Another
+router in front of the same workers is neither reloaded nor killed: its processes live as long as the test.
+After each round nothing is left, and over all rounds the memory stays level. SOAK_SEED makes it the same
+again, as far as the machine's own timing goes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,31 +76,52 @@ class Troubles:
             self._error = error
 
 
+class Side:
+    """One of the two routers, and those who ask it."""
+
+    def __init__(self, router: Router, workers: tuple[Worker, ...]) -> None:
+        self.router = router
+        self.bench = Bench(router)
+        self.watch = Watch(router, workers)
+        self.streams: Counter[str] = Counter()
+
+    def load(self, seed: int) -> Load:
+        def ask(rng: random.Random) -> Ask:
+            return Ask(tokens=rng.randrange(1, 60), stream=rng.random() < 0.8, model=GENERATING)
+
+        return Load(self.router.port, STREAMS, ask, seed, pause=0.1)
+
+    def send(self, sent: Sent) -> None:
+        """A worker may fail it now."""
+        self.bench.send(dataclasses.replace(sent, faults=True))
+
+    def note(self, load: Load, killed: Iterable[int] = ()) -> None:
+        self.streams.update(check(load.outcomes, FAILURES, killed))
+
+    def master_resident(self) -> int:
+        return int(psutil.Process(self.router.pid).memory_info().rss)
+
+    def __repr__(self) -> str:
+        return f"<Side streams={dict(self.streams)} answers={self.bench.seen.total()}>"
+
+
 class Mixed:
-    """The router, what is behind it, and what can be done to them."""
+    """Two routers, what is behind them, and what can be done to it all."""
 
     def __init__(
         self,
-        router: Router,
+        routers: tuple[Router, Router],
         mortal: Worker,
         behind: Worker,
         faulty: FaultyWorker,
         workers: tuple[Worker, ...],
     ) -> None:
-        self.router = router
+        self.router = routers[0]
         self.mortal = mortal
         self.behind = behind
         self.faulty = faulty
-        self.bench = Bench(router)
-        self.watch = Watch(router, workers)
+        self.stirred, self.staying = (Side(router, workers) for router in routers)
         self.troubles: Counter[str] = Counter()
-        self.streams: Counter[str] = Counter()
-
-    def load(self, seed: int, streams: int = STREAMS) -> Load:
-        def ask(rng: random.Random) -> Ask:
-            return Ask(tokens=rng.randrange(1, 60), stream=rng.random() < 0.8, model=GENERATING)
-
-        return Load(self.router.port, streams, ask, seed, pause=0.1)
 
     def reload(self, _rng: random.Random) -> None:
         reload(self.router)
@@ -119,36 +144,46 @@ class Mixed:
     def leave(self, rng: random.Random) -> None:
         leave(self.router, rng, 30, Ask(tokens=1000, model=GENERATING))
 
-    def round(self, number: int) -> Held:
-        """Everything at once, then the death of a process; returns what is held after it."""
+    def round(self, number: int) -> tuple[Held, Held]:
+        """Everything at once, then the death of a process; returns what either router holds after it."""
         rng = random.Random(number)
-        with self.load(number) as load:
+        stirred, staying = self.stirred, self.staying
+        with stirred.load(number) as one, staying.load(number) as other:
             troubles = Troubles(self, rng)
             try:
                 self.send_random(number)
             finally:
                 troubles.stop()
             self.wait_up()
-        self.streams.update(check(load.outcomes, FAILURES))
-        with self.load(number) as load:
-            load.wait_begun(STREAMS)
+        stirred.note(one)
+        staying.note(other)
+        with stirred.load(number) as one:
+            one.wait_begun(STREAMS)
             ports = kill(rng.choice(self.router.processes()))
-            load.wait_begun(STREAMS // 2)
-        self.streams.update(check(load.outcomes, FAILURES, ports))
-        return self.watch.settled()
+            one.wait_begun(STREAMS // 2)
+        stirred.note(one, ports)
+        return stirred.watch.settled(), staying.watch.settled()
 
     def send_random(self, number: int) -> None:
-        """Requests of all kinds; a worker may fail any of them now."""
+        """Requests of all kinds, to either router in turn."""
+        sides = itertools.cycle((self.stirred, self.staying))
 
         @property_of(ROUND_REQUESTS, number=number)
         @given(st.lists(REQUESTS, min_size=TOGETHER, max_size=TOGETHER))
         def answered(batch: list[Sent]) -> None:
-            self.bench.each(self.bench.send, [dataclasses.replace(sent, faults=True) for sent in batch])
+            side = next(sides)
+            side.bench.each(side.send, batch)
 
         answered()
 
     def wait_up(self) -> None:
-        chaos.wait_up(self.router, 4)
+        for side in (self.stirred, self.staying):
+            chaos.wait_up(side.router, 4)
+
+    def close(self) -> None:
+        for side in (self.stirred, self.staying):
+            side.bench.close()
+            assert "Traceback" not in side.router.output(), side.router.output()[-4000:]
 
 
 @pytest.fixture
@@ -162,38 +197,67 @@ def mixed(tmp_path: Path) -> Iterator[Mixed]:
         Worker(*paced) as behind,
         Worker(*FLAGS, "--model-name", EMBEDDING, "--embedding-dim", "8") as embedder,
         FaultyWorker(behind.port) as faulty,
-        Router(
-            *(worker.url for worker in (good, mortal, faulty, embedder)),
-            processes=PROCESSES,
-            flags=chaos.WATCHED,
-            admin_key=ADMIN_KEY,
-            log_level="warning",
-            **chaos.HASTY,
-        ) as router,
     ):
+        urls = [worker.url for worker in (good, mortal, faulty, embedder)]
+        with started(*urls) as stirred, started(*urls) as staying:
+            made = Mixed((stirred, staying), mortal, behind, faulty, (good, mortal, behind, embedder))
+            made.wait_up()
+            yield made
+            made.close()
+
+
+@contextlib.contextmanager
+def started(*urls: str) -> Iterator[Router]:
+    with Router(
+        *urls,
+        processes=PROCESSES,
+        flags=chaos.WATCHED,
+        admin_key=ADMIN_KEY,
+        log_level="warning",
+        **chaos.HASTY,
+    ) as router:
         router.wait_serving()
-        made = Mixed(router, mortal, behind, faulty, (good, mortal, behind, embedder))
-        made.wait_up()
-        yield made
-        made.bench.close()
-        assert "Traceback" not in router.output(), router.output()[-4000:]
+        yield router
+
+
+class Levels:
+    """Resident bytes after each round, of whatever lives through all of them."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[int]] = {}
+
+    def note(self, name: str, resident: int) -> None:
+        self.seen.setdefault(name, []).append(resident)
+
+    def check(self) -> None:
+        for name, levels in self.seen.items():
+            half = len(levels) // 2
+            if half > 1:
+                shown = f"{name}: {[level >> 20 for level in levels]} MiB"
+                assert max(levels[half:]) <= max(levels[:half]) + LEVEL, shown
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name} {levels[-1] >> 20}" for name, levels in self.seen.items()) + " MiB"
 
 
 def test_all_of_it_together(mixed: Mixed) -> None:
     seed = 0 if SEED is None else SEED
     print(f"SOAK_SECONDS={SECONDS:g} SOAK_SEED={seed}")
     end = time.monotonic() + SECONDS
-    before = mixed.round(seed)
-    levels: list[int] = []
-    while time.monotonic() < end:
-        held = mixed.round(seed + len(levels) + 1)
-        levels.append(max(one["resident"] for one in held.values()))
+    before, stays = mixed.round(seed)
+    levels = Levels()
+    for number in itertools.count(1):
+        if time.monotonic() >= end:
+            break
+        stirred, staying = mixed.round(seed + number)
+        levels.note("the most of a young process", max(one["resident"] for one in stirred.values()))
+        for pid, held in staying.items():
+            levels.note(f"process {pid}", held["resident"])
+        for side in (mixed.stirred, mixed.staying):
+            levels.note(f"master {side.router.pid}", side.master_resident())
         print(
-            f"round {len(levels)}: {levels[-1] >> 20} MiB, {dict(mixed.troubles)}, "
-            f"streams {dict(mixed.streams)}, answers {mixed.bench.seen.total()}",
-            flush=True,
+            f"round {number}: {levels}, {dict(mixed.troubles)}, {mixed.stirred}, {mixed.staying}", flush=True
         )
-    mixed.watch.check(before)
-    half = len(levels) // 2
-    if half > 1:
-        assert max(levels[half:]) <= max(levels[:half]) + LEVEL, [level >> 20 for level in levels]
+    mixed.stirred.watch.check(before)
+    assert mixed.staying.watch.check(stays).keys() == stays.keys(), "a process has died"
+    levels.check()

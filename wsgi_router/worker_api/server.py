@@ -25,6 +25,8 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # As SGLang's server: a client that pings more often gets GOAWAY too_many_pings.
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_MS),
     ("grpc.keepalive_permit_without_calls", 1),
+    # A call that a crowded machine does not come to within 30 s would be cancelled; who calls has a deadline.
+    ("grpc.server_max_unrequested_time_in_server", 600),
     # A second worker on the same port must fail, not share it.
     ("grpc.so_reuseport", 0),
 )
