@@ -557,9 +557,8 @@ cdef class Net:
         return self.leave(call, code, &err)
 
     def submit(self):
-        cdef WrNet *net = self.alive()
-        with nogil:
-            wr_net_submit(net)
+        # With the GIL: nobody closes the net meanwhile.
+        wr_net_submit(self.alive())
 
     def unary(
         self, str url not None, str method not None, bytes request not None, double seconds, sink

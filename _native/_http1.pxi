@@ -8,20 +8,26 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size) except NULL
     bint PyUnicode_IS_ASCII(object text)
 
-MOST_KNOWN_NAMES = 1024
+cdef enum:
+    MOST_KNOWN_NAMES = 1024
+    LONGEST_KNOWN_NAME = 64
+
+cdef enum AnswerName:
+    PLAIN_NAME
+    LENGTH_NAME
+    OTHER_NAME
 
 # Names of requests' headers, as they were sent, with the keys that they have in an environ.
 cdef dict ENVIRON_KEYS = {b"content-type": "CONTENT_TYPE", b"content-length": "CONTENT_LENGTH"}
 
 # Names of answers' headers, with what is to be done with them.
 cdef dict ANSWER_NAMES = {}
-PLAIN_NAME, LENGTH_NAME, OTHER_NAME = range(3)
-cdef object PLAIN = PLAIN_NAME, LENGTH = LENGTH_NAME
 
 TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-HOP_BY_HOP = frozenset((
-    "connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "transfer-encoding",
-    "upgrade",
+# Those of gunicorn's own: it leaves them out of an answer, or takes them for a sign.
+SERVER_S_OWN = frozenset((
+    "connection", "date", "keep-alive", "proxy-authenticate", "proxy-authorization", "server", "te", "trailers",
+    "transfer-encoding", "upgrade",
 ))
 
 
@@ -34,7 +40,7 @@ cdef str environ_key(bytes name):
     key = ENVIRON_KEYS.get(lower)
     if key is None:
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
-    if len(ENVIRON_KEYS) < MOST_KNOWN_NAMES:  # as clients choose them
+    if len(ENVIRON_KEYS) < MOST_KNOWN_NAMES and len(name) <= LONGEST_KNOWN_NAME:  # as clients choose them
         ENVIRON_KEYS[name] = key
     return key
 
@@ -62,12 +68,12 @@ def plain_head(bytes data not None, dict environ not None, uint32_t line, uint32
 
 cdef object answer_name(str name):
     lower = name.lower()
-    kind = OTHER_NAME
+    cdef AnswerName kind = OTHER_NAME
     if lower == "content-length":
         kind = LENGTH_NAME
-    elif name and TOKEN.issuperset(lower) and name.isascii() and lower not in HOP_BY_HOP:
+    elif name and TOKEN.issuperset(lower) and name.isascii() and lower not in SERVER_S_OWN:
         kind = PLAIN_NAME
-    if len(ANSWER_NAMES) < MOST_KNOWN_NAMES:
+    if len(ANSWER_NAMES) < MOST_KNOWN_NAMES and len(name) <= LONGEST_KNOWN_NAME:
         ANSWER_NAMES[name] = kind
     return kind
 
@@ -87,21 +93,22 @@ def header_lines(list headers not None):
     cdef Py_ssize_t size
     cdef const char *data
     cdef PyObject *known
+    cdef AnswerName kind
     cdef list pieces = []
     length = None
     for name, value in headers:
         if type(name) is not str or type(value) is not str or not PyUnicode_IS_ASCII(value):
             return None
         known = PyDict_GetItem(ANSWER_NAMES, name)
-        kind = answer_name(name) if known is NULL else <object> known
+        kind = <AnswerName> (answer_name(name) if known is NULL else <object> known)
         data = PyUnicode_AsUTF8AndSize(value, &size)
         if not is_plain_value(data, size):
             return None
-        if kind is LENGTH:
+        if kind == LENGTH_NAME:
             if length is not None or not value.isdecimal():
                 return None
             length = int(value)
-        elif kind is not PLAIN:
+        elif kind != PLAIN_NAME:
             return None
         pieces.append(name)
         pieces.append(": ")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import io
+import re
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from gunicorn import http
+from gunicorn import http, util
 from gunicorn.config import Config
 from gunicorn.http import wsgi
 from gunicorn.http.wsgi import Response
@@ -176,6 +179,7 @@ HEADERS = [
     b"nothing",
     b": x",
     b"X:" + b"y" * 9000,
+    b"X:" + b" " * 60 + b"y",
     b"\r\n".join(b"H%d: x" % number for number in range(120)),
 ]
 LINES = [
@@ -232,7 +236,8 @@ def test_request_lines_of_every_kind(line: bytes) -> None:
         {"casefold_http_method": True},
         {"permit_unconventional_http_version": True},
         {"forwarded_allow_ips": "*"},
-        {"secure_scheme_headers": {"X-SCHEME": "tls"}},
+        {"secure_scheme_headers": {"X-SCHEME": "tls"}, "forwarded_allow_ips": "*"},
+        {"secure_scheme_headers": {"X_SCHEME": "tls"}, "forwarded_allow_ips": "*"},
         {"limit_request_line": 0, "limit_request_field_size": 0, "limit_request_fields": 0},
     ],
 )
@@ -246,8 +251,8 @@ def test_settings_of_gunicorn_s_hold(changes: dict[str, Any]) -> None:
         assert ours == theirs, (line, header)
 
 
-@pytest.mark.parametrize("server", ["/run/x.sock", "", "name:80"])
-@pytest.mark.parametrize("host", [b"Host: h", b"Host: h:81", b"A: b"])
+@pytest.mark.parametrize("server", ["/run/x.sock", "", "name:80", b"\x00abstract"])
+@pytest.mark.parametrize("host", [b"Host: h", b"Host: h:81", b"Host: [::1]:81", b"Host:", b"A: b"])
 @pytest.mark.parametrize("client", ["", b""])
 def test_unix_sockets(server: str, host: bytes, client: Any) -> None:
     data = b"GET /x HTTP/1.1\r\n" + host + b"\r\nX-Forwarded-Proto: https\r\n\r\n"
@@ -268,6 +273,9 @@ def test_whatever_is_sent_is_what_it_is_to_gunicorn(pieces: list[bytes], data: A
     assert ours == theirs
 
 
+_DATE = re.compile(rb"^Date: \w{3}, \d\d \w{3} \d{4} [\d:]{8} GMT$")
+
+
 def answer(kind: type[Response], request: Any, status: Any, headers: Any, pieces: list[bytes]) -> Any:
     """The bytes of an answer, but for its time, or how it fails."""
     wire = Wire()
@@ -279,11 +287,11 @@ def answer(kind: type[Response], request: Any, status: Any, headers: Any, pieces
         response.close()
     except Exception as error:
         return type(error), str(error)
-    lines = [b"Date:" if line.startswith(b"Date:") else line for line in wire.sent.split(b"\r\n")]
+    lines = [_DATE.sub(b"Date: now", line) for line in wire.sent.split(b"\r\n")]
     return lines, response.headers, response.sent, response.status_code, response.should_close()
 
 
-_NAMES = ["Content-Type", "X-A", "content-length", "Connection", "Upgrade", "TE", "X Y", "", "é", "X:Y", b"X"]
+_NAMES = ["Content-Type", "X-A", "content-length", "X Y", "", "é", "X:Y", b"X", *sorted(util.hop_headers)]
 _TEXTS = ["text/plain", "5", "-5", "0", "", " padded ", "a\r\nb", "a\tb", "é", "€", "\x7f", "close", 5, b"x"]
 _STATUSES = [
     "200 OK",
@@ -322,6 +330,38 @@ def test_an_answer_s_headers_are_checked_once_alone() -> None:
         assert ours == theirs
 
 
+@pytest.mark.parametrize("status", ["500 Oops", "204 No Content", "304 Not Modified"])
+def test_an_answer_that_is_begun_anew(status: str) -> None:
+    """What the first one said of its body is not said of the second."""
+    wire = Wire()
+    asked = read(SDK)
+    response = PlainResponse(asked, wire, asked.cfg)
+    response.start_response("200 OK", [("X-First", "1"), ("Content-Length", "5")])
+    response.headers.clear()
+    response.start_response(status, [("X-Second", "2"), ("Content-Length", "11")], (None, None, None))
+    response.write(b"hello error")
+    assert b"X-First" not in wire.sent
+    assert b"X-Second: 2" in wire.sent
+    assert wire.sent.count(b"Content-Length: 5") == 0
+
+
+def test_a_request_that_is_over_is_gone_at_once() -> None:
+    """Nothing waits for the garbage collector, which seldom looks."""
+    cfg = configuration()
+    front, wire = made(cfg), Wire(SDK)
+    parser = front.get_parser(cfg, wire, CLIENT)
+    request = next(parser)
+    response, environ = front.create(request, wire, CLIENT, TCP, cfg)
+    alive = [weakref.ref(one) for one in (request, response)]
+    parser.mesg = None
+    gc.disable()
+    try:
+        del request, response, environ
+        assert [one() for one in alive] == [None, None]
+    finally:
+        gc.enable()
+
+
 def test_early_hints() -> None:
     cfg = configuration()
     front, wire = made(cfg), Wire(SDK)
@@ -338,6 +378,7 @@ def test_whole_bodies_are_in_memory() -> None:
 def test_where_gunicorn_has_more_to_do_nothing_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain_http.front(configuration(proxy_protocol="auto")) is None
     assert plain_http.front(configuration(protocol="uwsgi")) is None
+    assert plain_http.front(configuration(pre_request=lambda worker, request: None)) is None
     with monkeypatch.context() as patch:
         patch.setenv("SCRIPT_NAME", "/prefix")
         assert plain_http.front(configuration()) is None

@@ -6,6 +6,7 @@ are delivered in the hub under gevent, else by a thread.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import threading
@@ -28,7 +29,7 @@ _ABORTS_AT_ONCE: Final = 64
 _UNARY_AT_ONCE: Final = 1024
 _GRACE_SECONDS: Final = 2.0
 _SUBMITTED_TOGETHER: Final = 8
-"""Calls that one wake-up of the transport's thread starts, at most: the first of them waits for the last."""
+"""Calls that wait for each other, at most, so that one wake-up of the transport's thread starts them all."""
 _MOST_WAITING: Final = 1 << 14
 """Messages of a call that are kept for whoever reads them; more than the 10,000 that an engine replays."""
 _STATUS: Final = (
@@ -244,16 +245,23 @@ class NativeTransport:
         call = self._net.generate(
             worker.url, request, answer, choice, patience.first, patience.between, _Push(sink)
         )
+        if self._soon is None:
+            self._start_calls()
+            return call
         self._unsubmitted += 1
-        if self._soon is None or self._unsubmitted >= _SUBMITTED_TOGETHER:
+        if self._unsubmitted >= _SUBMITTED_TOGETHER:
             self._submit()
         elif self._unsubmitted == 1:
             self._soon(self._submit)
         return call
 
     def _submit(self) -> None:
-        if self._unsubmitted and not self._closed:
+        if self._unsubmitted:
             self._unsubmitted = 0
+            self._start_calls()
+
+    def _start_calls(self) -> None:
+        with contextlib.suppress(ValueError):  # it was closed meanwhile, which has ended them
             self._net.submit()
 
     def heard(self, worker: Worker) -> float:

@@ -3,11 +3,11 @@
 Half of what gunicorn takes for a short request is spent on parsing it, on its environ, and on the head of its
 answer. Nearly all requests are of a plain kind, whose head the core reads in one call (`http1`, which says
 what is plain). gunicorn goes on with a request, an environ and a response that are what its own would be;
-all else, from keeping connections to its hooks and its access log, is gunicorn's as ever. So are requests
-that are not plain: their bytes go to gunicorn's parser, which alone decides what is refused.
+all else, from keeping connections to its access log, is gunicorn's as ever. So are requests that are not
+plain: their bytes go to gunicorn's parser, which alone decides what is refused.
 
 Two functions of gunicorn's are replaced, `http.get_parser` and `http.wsgi.create`, in each process after the
-fork; none where they, or what they make, are not as expected.
+fork; none where they, or what they make, are not as expected, or where a hook `pre_request` may change them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import time
 from typing import Any, Final
 
 from gunicorn import http, util
+from gunicorn.config import PreRequest
 from gunicorn.http import wsgi
 from gunicorn.http.body import Body, LengthReader
 from gunicorn.http.message import Request
@@ -30,6 +31,7 @@ from wsgi_router import native
 
 _GET_PARSER: Final = ("cfg", "source", "source_addr", "http2_connection")
 _CREATE: Final = ("req", "sock", "client", "server", "cfg")
+_USED: Final = ("_make_early_hints_callback", "STATUS_RE")
 _KEYS: Final = frozenset(
     {
         "PATH_INFO",
@@ -57,7 +59,10 @@ _KEYS: Final = frozenset(
     }
 )
 """What gunicorn's environ has of a request without headers."""
+_STATUSES: Final[dict[str, int]] = {}
+"""Statuses that have a body."""
 _MOST_STATUSES: Final = 100
+_LONGEST_LINE: Final = 1 << 20
 _PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -162,6 +167,7 @@ class PlainResponse(Response):  # type: ignore[misc]
         plain = exc_info is None and self.status is None and code and self.req.method != "HEAD"
         lines = native.header_lines(headers) if plain and type(headers) is list else None
         if lines is None:
+            self._lines = None
             return super().start_response(status, headers, exc_info)
         self.status, self.status_code = status, code
         self.headers = headers.copy()
@@ -181,10 +187,6 @@ class PlainResponse(Response):  # type: ignore[misc]
             )
             util.write(self.sock, head.encode("latin-1"))
             self.headers_sent = True
-
-
-_STATUSES: Final[dict[str, int]] = {}
-"""Statuses that have a body."""
 
 
 def _status_code(status: Any) -> int | None:
@@ -212,7 +214,9 @@ class Front:
         self.environ = environ
         self.bounds = _bounds(cfg)
         self.schemes = {
-            f"HTTP_{name.replace('-', '_')}": secure for name, secure in cfg.secure_scheme_headers.items()
+            f"HTTP_{name.replace('-', '_')}": secure
+            for name, secure in cfg.secure_scheme_headers.items()
+            if "_" not in name
         }
         self._get_parser = get_parser
         self._create = create
@@ -233,6 +237,7 @@ class Front:
         if type(req) is not PlainRequest:
             return self._create(req, sock, client, server, cfg, *args, **options)
         response, environ = PlainResponse(req, sock, cfg), req.environ
+        req.environ = None  # which will hold the request, by its early hints
         if isinstance(client, tuple):
             environ["REMOTE_ADDR"] = client[0]
             environ["REMOTE_PORT"] = str(client[1])
@@ -247,12 +252,14 @@ class Front:
 
 def _server(server: Any, environ: dict[str, Any]) -> tuple[str, str]:
     """Name and port of the listener; of a Unix socket, those that the client has named."""
-    if isinstance(server, tuple):
+    if not isinstance(server, str):
         return server[0], str(server[1])
-    named = server.split(":") if ":" in server else environ.get("HTTP_HOST", server).split(":")
-    if len(named) > 1:
-        return named[0], named[1]
-    return named[0], _PORTS.get(environ["wsgi.url_scheme"], "") if "HTTP_HOST" in environ else ""
+    host = environ.get("HTTP_HOST")
+    name, *ports = server.split(":")
+    if not ports and host:
+        name, *ports = host.split(":")
+        ports.append(_PORTS[environ["wsgi.url_scheme"]])
+    return name, ports[0] if ports else ""
 
 
 def _send_early_hints(req: Any, sock: Any, response: Any, headers: Any) -> None:
@@ -262,7 +269,7 @@ def _send_early_hints(req: Any, sock: Any, response: Any, headers: Any) -> None:
 def _bounds(cfg: Any) -> tuple[int, int, int]:
     """Of a request line, the number of headers, and one of them, as gunicorn keeps them, or closer."""
     sample = _sample_request(cfg)
-    line = sample.limit_request_line or sample._fast_limit_request_line
+    line = sample.limit_request_line or _LONGEST_LINE
     return line, sample.limit_request_fields, sample.limit_request_field_size
 
 
@@ -292,9 +299,12 @@ def front(cfg: Any) -> Front | None:
 
 def _as_expected(cfg: Any) -> bool:
     """Whether connections begin with HTTP/1.1 itself, and gunicorn's functions are those that are known."""
-    if os.environ.get("SCRIPT_NAME") or cfg.protocol != "http" or cfg.proxy_protocol != "off":
+    plain = {"protocol": "http", "proxy_protocol": "off", "pre_request": PreRequest.default}
+    if os.environ.get("SCRIPT_NAME") or any(
+        getattr(cfg, name, None) != value for name, value in plain.items()
+    ):
         return False
-    if not hasattr(Request, "_peer_is_trusted_proxy") or not hasattr(wsgi, "_make_early_hints_callback"):
+    if not hasattr(Request, "_peer_is_trusted_proxy") or not all(hasattr(wsgi, name) for name in _USED):
         return False
     return _parameters(http.get_parser) == _GET_PARSER and _parameters(wsgi.create)[: len(_CREATE)] == _CREATE
 
