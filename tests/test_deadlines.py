@@ -44,6 +44,23 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
+def test_a_timer_that_cannot_be_set_is_set_with_the_next(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(seconds: float, function: Callable[[], object]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    late: list[str] = []
+    deadlines = Deadlines(late.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(runtime, "call_later", refuse)
+        with pytest.raises(RuntimeError, match="thread"):
+            deadlines.add("a", 5)
+    deadlines.add("b", 7)
+    clock.go(7)
+    assert late == ["a", "b"]
+
+
 def test_what_is_not_over_in_time_is_late_once(clock: Clock) -> None:
     late: list[str] = []
     deadlines = Deadlines(late.append)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
 import time
+from unittest import mock
 
 import pytest
 
@@ -92,6 +94,11 @@ def timers_scenario() -> None:
     time.sleep(0.05)
     call_later(0, lambda: order.append("again"))  # after all timers were gone
     wait_until(lambda: len(order) == 4, 5)
+    with mock.patch.object(runtime, "spawn", side_effect=RuntimeError("can't start new thread")):
+        with contextlib.suppress(RuntimeError):
+            call_later(0, lambda: order.append("in time"))
+    call_later(0.1, lambda: order.append("with the next one"))
+    wait_until(lambda: order[4:] == ["in time", "with the next one"], 5)
 
 
 def pool_scenario(mode: str) -> None:

@@ -91,6 +91,18 @@ def test_connections_are_taken_while_a_thread_is_free(idle: int, waiting: int, m
     assert worker.worker_connections == most
 
 
+def test_the_last_thread_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was ready in the same turn may have taken it."""
+    taken: list[Any] = []
+    monkeypatch.setattr(ThreadWorker, "accept", lambda _worker, listener: taken.append(listener))
+    worker: Any = ThreadWorker(1, 1, [], None, 30, Config(), SimpleNamespace())
+    worker.cfg.set("threads", 2)
+    threaded.Connections().follow(worker)
+    for worker.nr_conns in (1, 2, 3):
+        worker.accept(f"listener at {worker.nr_conns}")
+    assert taken == ["listener at 1"]
+
+
 def test_other_workers_stay_as_they_are() -> None:
     worker = object.__new__(GeventWorker)
     threaded.Connections().follow(worker)

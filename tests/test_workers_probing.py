@@ -259,6 +259,36 @@ def test_a_suspect_has_to_prove_its_engine(server: MakeServer, answer: Any, stat
     assert (asks.probes, asks.checks) == ([A, A], [A])
 
 
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
+def test_a_front_that_answers_is_there(server: MakeServer, code: str) -> None:
+    """What asking the engine comes to says nothing of it."""
+    made = server(health_interval=100, workers=(A,))
+    pool, asks = made.start()
+    wait_until(lambda: up(pool) == [A])
+    asks.unary_answers["HealthCheck"] = RpcFailure(code)
+    pool.report(pool.workers[0], Event.CALL_SILENT)
+    wait_until(lambda: pool.workers[0].state is State.DOWN, 10)
+    assert not pool.workers[0].gone
+
+
+def test_one_that_cannot_be_told_keeps_nobody_else_from_hearing(
+    server: MakeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observability.LOGGER, "propagate", True)
+    pool, asks = server(workers=(A,)).start()
+    wait_until(lambda: up(pool) == [A])
+    leases = [pool.workers[0].lease() for _ in range(3)]
+    told: list[int] = []
+    for number, lease in enumerate(leases):
+        lease.watch(lambda number=number: told.append(7 // number))  # type: ignore[misc]
+    asks.infos[A] = DOWN
+    pool.report(pool.workers[0], Event.CALL_UNREACHABLE)
+    wait_until(lambda: told[:2] == [7, 3], what="word of its end")
+    assert "ZeroDivisionError" in caplog.text
+    for lease in leases:
+        lease.release()
+
+
 def test_why_it_is_unhealthy_is_logged_once_on_one_line(
     server: MakeServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,8 +76,10 @@ class _Attempt:
         """The worker was found down. Does not block."""
         if self.left:
             return
-        self.allowed = self._request.may_ask_another(self._tried, _found_down())
-        self.left = self.allowed or self._tried[-1].gone
+        request = self._request
+        another = request.is_another(self._tried, _found_down())
+        self.allowed = another and request.may_spend()
+        self.left = self.allowed or (not another and self._tried[-1].gone)
         if self.left:
             self.cancel()
 
@@ -109,7 +111,8 @@ class _Request:
                 error = failure.with_traceback(None)
             finally:
                 lease.release()
-            if not (attempt.allowed or self.may_ask_another(tried, error)):
+            allowed = attempt.allowed and error.failover
+            if not (allowed or self._may_ask_another(tried, error)):
                 raise error
             self._pause(tried, error)
             observability.metrics().retries.inc()
@@ -133,13 +136,24 @@ class _Request:
                 self._reached.append(lease.worker)
             return lease
 
-    def may_ask_another(self, tried: Collection[Worker], error: RouterError) -> bool:
+    def _may_ask_another(self, tried: Collection[Worker], error: RouterError) -> bool:
         """Whether one more worker may be asked after those that were `tried`; counts it then."""
+        return self._is_other(tried) and self._pool.retries.allow(error, tried, time.monotonic())
+
+    def is_another(self, tried: Collection[Worker], error: RouterError) -> bool:
+        """Whether one more worker may be asked, but for the budget."""
+        return self._is_other(tried) and self._pool.retries.attempts_left(error, tried)
+
+    def may_spend(self) -> bool:
+        """Whether the budget has room for one more attempt; counts it then."""
+        return self._pool.retries.spend(time.monotonic())
+
+    def _is_other(self, tried: Collection[Worker]) -> bool:
         try:
             self._pool.candidates(self._asked.model, tried, roles=self._asked.roles)
         except NoWorkerError:  # the failure says more than that nobody else is there
             return False
-        return not self._asked.hints.target and self._pool.retries.allow(error, tried, time.monotonic())
+        return not self._asked.hints.target
 
     def _pause(self, tried: Collection[Worker], error: RouterError) -> None:
         """Returns when another worker is to be asked. Raises `error` if nobody waits any more."""

@@ -301,9 +301,13 @@ class Queue:
             self._drop(choice, silent)
         return ended
 
+    def has_event(self, choice: Choice) -> bool:
+        """Whether something of a choice lies here."""
+        return any(one is choice for one, _ in tuple(self.ready))
+
     def began(self, choice: Choice) -> bool:
         """Whether anything of a choice has come; else, where messages are fed, it is withdrawn."""
-        if any(one is choice for one, _ in tuple(self.ready)):
+        if self.has_event(choice):
             return True
         call = choice.stream
         return self.shared.transport.feeds and call is not None and not call.withdraw()  # type: ignore[union-attr]
@@ -386,9 +390,11 @@ class TimeLimit:
 
     def end_late(self) -> None:
         """It was not over in time. Does not block."""
-        if self._connection is not None:
-            cut(self._connection)
-        runtime.spawn(self._queue.close)
+        try:
+            if self._connection is not None:
+                cut(self._connection)
+        finally:
+            runtime.spawn(self._queue.close)
 
 
 def _told_of_a_fault(end: Ended | RpcFailure) -> bool:

@@ -21,7 +21,16 @@ class ClientWatch:
     elsewhere, and once bytes of a next request have come, `poll_seconds` says how often to call `poll`.
     """
 
-    __slots__ = ("_lent", "_next_look", "_socket", "_subscriber", "_watcher", "gone", "poll_seconds")
+    __slots__ = (
+        "_lent",
+        "_multiplexed",
+        "_next_look",
+        "_socket",
+        "_subscriber",
+        "_watcher",
+        "gone",
+        "poll_seconds",
+    )
 
     def __init__(self, environ: Mapping[str, Any]) -> None:
         self.gone = False
@@ -31,6 +40,7 @@ class ClientWatch:
         self._watcher: Any = None
         self._socket: _socket.socket | None = None
         self._lent: Any = None
+        self._multiplexed = environ.get("HTTP_VERSION") == "2"
         lent = environ.get("gunicorn.socket")
         if lent is None or lent.fileno() < 0:
             return
@@ -45,8 +55,8 @@ class ClientWatch:
 
     @property
     def connection(self) -> Any:
-        """The server's socket, if it lends that; None once this is closed."""
-        return self._lent
+        """The server's socket, if it lends that and no other request has it too; None once this is closed."""
+        return None if self._multiplexed else self._lent
 
     def subscribe(self, subscriber: runtime.Wakeup | None) -> None:
         """`subscriber` is set when the client goes; one at a time."""
@@ -126,7 +136,10 @@ def cut(connection: Any) -> None:
     descriptor = connection.fileno()
     if descriptor < 0:
         return
-    own = _socket.socket(connection.family, connection.type, connection.proto, fileno=descriptor)
+    try:
+        own = _socket.socket(connection.family, connection.type, connection.proto, fileno=descriptor)
+    except OSError:  # it is broken already
+        return
     try:
         own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
         own.shutdown(_socket.SHUT_RDWR)

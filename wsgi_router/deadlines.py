@@ -38,7 +38,7 @@ class Deadlines(Generic[T]):
             if sooner:
                 self._timer_due = due
         if sooner:
-            runtime.call_later(seconds, self._look)
+            self._look_in(seconds)
 
     def discard(self, thing: T) -> None:
         """`thing` is over. Also for what was never added, or is late already."""
@@ -59,7 +59,14 @@ class Deadlines(Generic[T]):
                     _LOG.exception("ending what was late failed")
             next_due = self._timer_due = min(self._due.values(), default=math.inf)
         if next_due < math.inf:
-            runtime.call_later(next_due - now, self._look)
+            self._look_in(next_due - now)
+
+    def _look_in(self, seconds: float) -> None:
+        try:
+            runtime.call_later(seconds, self._look)
+        except BaseException:  # no thread is to be had: the next one to be added tries again
+            self._timer_due = math.inf
+            raise
 
     def __repr__(self) -> str:
         return f"<Deadlines of {len(self._due)}>"

@@ -406,11 +406,16 @@ class Dispatcher:
         if worker.state is not State.DOWN:
             return
         error, tried = UpstreamError.from_grpc("UNAVAILABLE", ""), [*opening.tried, worker]
-        another = self._may_ask_another(opening.job, tried, error)
-        if not (another or worker.gone) or generation._queue.began(choice):
+        queue = generation._queue
+        another = self._is_another(opening.job, tried) and self._retries.attempts_left(error, tried)
+        if not (another or worker.gone) or queue.has_event(choice):
+            return
+        if another and not self._retries.spend(time.monotonic()):
+            return  # it is told again, when the budget may have grown
+        if queue.began(choice):
             return
         choice.stale = True
-        generation._queue.cancel(choice)
+        queue.cancel(choice)
         if not another:
             raise error
         opening.tried = tried
@@ -418,9 +423,10 @@ class Dispatcher:
 
     def _may_ask_another(self, job: GenerateJob, tried: list[Worker], error: RouterError) -> bool:
         """Whether one more worker may be asked after those that were `tried`; counts it then."""
-        if job.hints.target or not pairs.possible(self._pool, job, tried):
-            return False
-        return self._retries.allow(error, tried, time.monotonic())
+        return self._is_another(job, tried) and self._retries.allow(error, tried, time.monotonic())
+
+    def _is_another(self, job: GenerateJob, tried: list[Worker]) -> bool:
+        return not job.hints.target and pairs.possible(self._pool, job, tried)
 
     def start_again(self, generation: Generation, opening: Opening, error: RouterError) -> None:
         """Asks another worker than before. Raises `error` if there is none any more."""

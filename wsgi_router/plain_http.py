@@ -87,7 +87,7 @@ class PlainRequest(Request):  # type: ignore[misc]
         self.path = environ["PATH_INFO"]
         self.query = environ["QUERY_STRING"]
         self.scheme = environ["wsgi.url_scheme"]
-        self.environ = environ
+        self.environ: dict[str, Any] | None = environ
         self.body = body
         self._head = head
         self._close = close

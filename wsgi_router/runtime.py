@@ -182,7 +182,11 @@ class _Timers:
             heapq.heappush(self._heap, entry)
             start, self._running = not self._running, True
         if start:
-            spawn(self._run)
+            try:
+                spawn(self._run)
+            except BaseException:  # no thread is to be had: the next one tries again
+                self._running = False
+                raise
         elif self._heap[0] is entry:
             self._wakeup.set()
 

@@ -16,7 +16,7 @@ import socket
 import sys
 from typing import Any, Final
 
-_EXPECTED: Final = ("nr_conns", "keepalived_conns", "pending_conns", "worker_connections")
+_EXPECTED: Final = ("accept", "nr_conns", "keepalived_conns", "pending_conns", "worker_connections")
 """What is used of gunicorn's worker."""
 
 
@@ -63,5 +63,10 @@ def _bounded(base: type[Any]) -> type[Any]:
             """Of all connections; looked at before each turn that may take one. Idle ones hold no thread."""
             idle = len(self.keepalived_conns) + len(self.pending_conns)
             return int(min(self.cfg.worker_connections, idle + self.cfg.threads))
+
+        def accept(self, listener: Any) -> None:
+            """Looks once more: what else was ready in this turn may have taken the last thread."""
+            if self.nr_conns < self.worker_connections:
+                super().accept(listener)
 
     return BoundedWorker

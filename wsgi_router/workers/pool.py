@@ -311,13 +311,13 @@ class WorkerPool:
         self._let_leave()
         pause = _LOOK_SECONDS
         known = (*self.workers, *self._leaving.values())
-        if self.leads():
-            pause = min(pause, self._prober.look(known))
-            self._tell_half_open()
         now = time.monotonic()
         for worker in known:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             worker.tell_if_down(now)
+        if self.leads():
+            pause = min(pause, self._prober.look(known))
+            self._tell_half_open()
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):

@@ -33,6 +33,10 @@ class _EngineLateError(Exception):
     """A worker answers, and its engine does not."""
 
 
+class _EngineRefusedError(RpcFailure):
+    """A worker answers, and asking its engine failed."""
+
+
 class _UnhealthyError(Exception):
     """A worker says that it is not well."""
 
@@ -127,7 +131,7 @@ class Prober:
                 return
             if failure.code == "DEADLINE_EXCEEDED":
                 raise _EngineLateError("its engine does nothing") from None
-            raise
+            raise _EngineRefusedError(failure.code, failure.details) from None
         health = pb.HealthCheckResponse.FromString(answer)
         if not health.healthy:
             raise _UnhealthyError(f"it says: {observability.printable(health.message, 200)}")
@@ -148,8 +152,9 @@ class Prober:
             return  # too much to do, here or there, says nothing of whether it lives
         late = code == "DEADLINE_EXCEEDED"
         if late and self.heard(worker) > asked:
+            worker.record.set_gone(False)
             return  # its streams flow
-        worker.record.set_gone(code in SEEN)
+        worker.record.set_gone(code in SEEN and not isinstance(error, _EngineRefusedError))
         if isinstance(error, _EngineLateError):
             late = True
             if max(worker.proved, worker.record.proved) > asked:

@@ -39,11 +39,21 @@ class Retries:
 
     def allow(self, error: RouterError, tried: Sized, now: float) -> bool:
         """Whether one more worker may be asked after those that were `tried`; counts it then."""
-        if not error.failover or len(tried) >= self.attempts:
+        if not self.attempts_left(error, tried):
             return False
+        allowed = self.spend(now)
+        if not allowed:
+            observability.metrics().retry_budget_exhausted.inc()
+        return allowed
+
+    def attempts_left(self, error: RouterError, tried: Sized) -> bool:
+        """Whether one more worker may be asked, but for the budget."""
+        return error.failover and len(tried) < self.attempts
+
+    def spend(self, now: float) -> bool:
+        """Whether the budget has room for one more attempt; counts it then."""
         self._age(now)
         if self._share == 0 or self._retries + 1 > self._share * self._requests + _FREE:
-            observability.metrics().retry_budget_exhausted.inc()
             return False
         self._retries += 1
         return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from wsgi_router.workers.health import Health
 from wsgi_router.workers.reports import Reported
 from wsgi_router.workers.roles import REGULAR, Part
 
+_LOG = logging.getLogger(__name__)
 _USABLE: Final = (State.UP, State.SUSPECT)
 _TELL_SECONDS: Final = 2.0
 """So often those who still wait for a worker that is down are told again: there may be another one by now."""
@@ -190,7 +192,10 @@ class Worker:
         elif now >= self._told + _TELL_SECONDS:
             self._told = now
             for tell in tuple(self._waiting.values()):
-                tell()
+                try:
+                    tell()
+                except Exception:  # the others are told all the same
+                    _LOG.exception("telling that %s is down failed", self.url)
 
     def close(self) -> None:
         """It is served no more."""
