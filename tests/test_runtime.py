@@ -94,9 +94,9 @@ def timers_scenario() -> None:
     time.sleep(0.05)
     call_later(0, lambda: order.append("again"))  # after all timers were gone
     wait_until(lambda: len(order) == 4, 5)
-    with mock.patch.object(runtime, "spawn", side_effect=RuntimeError("can't start new thread")):
-        with contextlib.suppress(RuntimeError):
-            call_later(0, lambda: order.append("in time"))
+    refused = mock.patch.object(runtime, "spawn", side_effect=RuntimeError("can't start new thread"))
+    with refused, contextlib.suppress(RuntimeError):
+        call_later(0, lambda: order.append("in time"))
     call_later(0.1, lambda: order.append("with the next one"))
     wait_until(lambda: order[4:] == ["in time", "with the next one"], 5)
 
