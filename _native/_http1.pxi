@@ -12,7 +12,7 @@ cdef enum:
     MOST_KNOWN_NAMES = 1024
     LONGEST_KNOWN_NAME = 64
 
-cdef enum AnswerName:
+cdef enum:
     PLAIN_NAME
     LENGTH_NAME
     OTHER_NAME
@@ -66,9 +66,9 @@ def plain_head(bytes data not None, dict environ not None, uint32_t line, uint32
     return head.end, head.content_length, head.close
 
 
-cdef object answer_name(str name):
+cdef int answer_name(str name):
+    cdef int kind = OTHER_NAME
     lower = name.lower()
-    cdef AnswerName kind = OTHER_NAME
     if lower == "content-length":
         kind = LENGTH_NAME
     elif name and TOKEN.issuperset(lower) and name.isascii() and lower not in SERVER_S_OWN:
@@ -93,14 +93,14 @@ def header_lines(list headers not None):
     cdef Py_ssize_t size
     cdef const char *data
     cdef PyObject *known
-    cdef AnswerName kind
+    cdef int kind
     cdef list pieces = []
     length = None
     for name, value in headers:
         if type(name) is not str or type(value) is not str or not PyUnicode_IS_ASCII(value):
             return None
         known = PyDict_GetItem(ANSWER_NAMES, name)
-        kind = <AnswerName> (answer_name(name) if known is NULL else <object> known)
+        kind = answer_name(name) if known is NULL else <int> (<object> known)
         data = PyUnicode_AsUTF8AndSize(value, &size)
         if not is_plain_value(data, size):
             return None

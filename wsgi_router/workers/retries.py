@@ -48,12 +48,12 @@ class Retries:
 
     def attempts_left(self, error: RouterError, tried: Sized) -> bool:
         """Whether one more worker may be asked, but for the budget."""
-        return error.failover and len(tried) < self.attempts
+        return self._share > 0 and error.failover and len(tried) < self.attempts
 
     def spend(self, now: float) -> bool:
         """Whether the budget has room for one more attempt; counts it then."""
         self._age(now)
-        if self._share == 0 or self._retries + 1 > self._share * self._requests + _FREE:
+        if self._retries + 1 > self._share * self._requests + _FREE:
             return False
         self._retries += 1
         return True
