@@ -17,7 +17,7 @@ from gunicorn.http.wsgi import Response
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from wsgi_router import plain_http
+from wsgi_router import gunicorn_conf, plain_http
 from wsgi_router.plain_http import Front, PlainRequest, PlainResponse
 
 TCP, CLIENT = ("127.0.0.1", 8080), ("10.0.0.7", 4711)
@@ -389,6 +389,12 @@ def test_where_gunicorn_has_more_to_do_nothing_is_replaced(monkeypatch: pytest.M
         patch.setattr(wsgi, "create", lambda req, sock: None)
         assert plain_http.front(configuration()) is None
     assert plain_http.front(configuration()) is not None
+
+
+def test_the_router_s_own_configuration_is_as_expected() -> None:
+    ours = {name: value for name, value in vars(gunicorn_conf).items() if name in Config().settings}
+    assert "worker_class" in ours
+    assert plain_http.front(configuration(**ours)) is not None
 
 
 def test_other_connections_are_gunicorn_s_own() -> None:

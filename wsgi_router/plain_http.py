@@ -67,7 +67,7 @@ _PORTS: Final = {"http": "80", "https": "443"}
 
 
 class PlainRequest(Request):  # type: ignore[misc]
-    """gunicorn's request, as the core has read it. `environ` is without what `create` adds."""
+    """gunicorn's request, as the core has read it."""
 
     fragment = ""
     version = (1, 1)
@@ -87,7 +87,7 @@ class PlainRequest(Request):  # type: ignore[misc]
         self.path = environ["PATH_INFO"]
         self.query = environ["QUERY_STRING"]
         self.scheme = environ["wsgi.url_scheme"]
-        self.environ: dict[str, Any] | None = environ
+        self._environ = environ
         self.body = body
         self._head = head
         self._close = close
@@ -101,6 +101,11 @@ class PlainRequest(Request):  # type: ignore[misc]
 
     def should_close(self) -> bool:
         return self.must_close or self._close
+
+    def take_environ(self) -> dict[str, Any]:
+        """What the head says. To be taken once: with early hints it will hold the request."""
+        environ, self._environ = self._environ, {}
+        return environ
 
 
 class PlainParser(RequestParser):  # type: ignore[misc]
@@ -236,8 +241,7 @@ class Front:
     ) -> Any:
         if type(req) is not PlainRequest:
             return self._create(req, sock, client, server, cfg, *args, **options)
-        response, environ = PlainResponse(req, sock, cfg), req.environ
-        req.environ = None  # which will hold the request, by its early hints
+        response, environ = PlainResponse(req, sock, cfg), req.take_environ()
         if isinstance(client, tuple):
             environ["REMOTE_ADDR"] = client[0]
             environ["REMOTE_PORT"] = str(client[1])

@@ -111,7 +111,8 @@ fn read_headers(data: &[u8], end: usize, headers: &[Header<'_>], bounds: Bounds)
     for (index, Header { name, value }) in headers.iter().enumerate() {
         let is = |other: &str| name.eq_ignore_ascii_case(other);
         let again = headers[..index].iter().any(|earlier| is(earlier.name));
-        let next = headers.get(index + 1).map_or(end - "\r\n".len(), |next| place(data, next.name.as_bytes()).start);
+        let next =
+            headers.get(index + 1).map_or(end - "\r\n".len(), |next| place(data, next.name.as_bytes()).start);
         let long = next - place(data, name.as_bytes()).start > bounds.header;
         if again || long || name.contains('_') || SPECIAL.into_iter().any(is) || !value.iter().all(is_text) {
             return None;

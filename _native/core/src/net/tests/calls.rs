@@ -139,7 +139,7 @@ fn an_address_or_a_method_that_is_none_is_an_error() {
 fn a_call_starts_when_it_is_submitted() {
     let server = Server::new(|_| vec![Step::Request, data(b"ok"), fine()]);
     let mut client = Client::new();
-    let mut open = |tag| client.net.generate(&server.address, b"request", None, tag, LONG, LONG).unwrap();
+    let open = |tag| client.net.generate(&server.address, b"request", None, tag, LONG, LONG).unwrap();
     let (kept, cancelled, _other) = (open(1), open(2), open(3));
     std::thread::sleep(Duration::from_millis(50));
     assert!(server.seen.lock().unwrap().requests.is_empty());
