@@ -135,7 +135,15 @@ class Queue:
     that a Generation that is dropped without `close` can be noticed."""
 
     __slots__ = (
-        *("_faults", "_lock", "choices", "closed", "lost", "on_close", "ready", "room", "shared"),
+        "_faults",
+        "_lock",
+        "choices",
+        "closed",
+        "lost",
+        "on_close",
+        "ready",
+        "room",
+        "shared",
         "wakeup",
     )
 

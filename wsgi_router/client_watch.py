@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _socket
+import contextlib
 import struct
 from collections.abc import Mapping
 from typing import Any, Final
@@ -136,17 +137,13 @@ def cut(connection: Any) -> None:
     descriptor = connection.fileno()
     if descriptor < 0:
         return
-    try:
+    with contextlib.suppress(OSError):  # it is broken already
         own = _socket.socket(connection.family, connection.type, connection.proto, fileno=descriptor)
-    except OSError:  # it is broken already
-        return
-    try:
-        own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
-        own.shutdown(_socket.SHUT_RDWR)
-    except OSError:  # it is broken already
-        return
-    finally:
-        own.detach()
+        try:
+            own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
+            own.shutdown(_socket.SHUT_RDWR)
+        finally:
+            own.detach()
 
 
 _EOF: Final = "eof"

@@ -214,17 +214,18 @@ def _date(second: int) -> str:
 class Front:
     """Makes parsers, and environs with their responses, for one process's settings of gunicorn."""
 
-    def __init__(self, cfg: Any, environ: dict[str, Any], get_parser: Any, create: Any) -> None:
+    def __init__(self, cfg: Any, environ: dict[str, Any], bounds: tuple[int, int, int]) -> None:
+        """`environ`: what all requests have. `bounds`: as `native.plain_head` takes them."""
         self.cfg = cfg
         self.environ = environ
-        self.bounds = _bounds(cfg)
+        self.bounds = bounds
         self.schemes = {
             f"HTTP_{name.replace('-', '_')}": secure
             for name, secure in cfg.secure_scheme_headers.items()
             if "_" not in name
         }
-        self._get_parser = get_parser
-        self._create = create
+        self._get_parser = http.get_parser
+        self._create = wsgi.create
 
     def named_schemes(self, environ: dict[str, Any]) -> list[str]:
         """What a proxy's headers say: https or http, each."""
@@ -270,17 +271,6 @@ def _send_early_hints(req: Any, sock: Any, response: Any, headers: Any) -> None:
     wsgi._make_early_hints_callback(req, sock, response)(headers)
 
 
-def _bounds(cfg: Any) -> tuple[int, int, int]:
-    """Of a request line, the number of headers, and one of them, as gunicorn keeps them, or closer."""
-    sample = _sample_request(cfg)
-    line = sample.limit_request_line or _LONGEST_LINE
-    return line, sample.limit_request_fields, sample.limit_request_field_size
-
-
-def _sample_request(cfg: Any) -> Any:
-    return next(RequestParser(cfg, iter([b"GET / HTTP/1.1\r\n\r\n"]), ("", 0)))
-
-
 def install(worker: Any) -> None:
     """From now on gunicorn's `worker` reads plain requests by the core."""
     from gunicorn.workers.base_async import AsyncWorker
@@ -294,11 +284,13 @@ def front(cfg: Any) -> Front | None:
     """What takes the place of gunicorn's two functions; None where it cannot."""
     if not _as_expected(cfg):
         return None
-    _, environ = wsgi.create(_sample_request(cfg), None, ("", 0), ("", 0), cfg)
+    sample = next(RequestParser(cfg, iter([b"GET / HTTP/1.1\r\n\r\n"]), ("", 0)))
+    _, environ = wsgi.create(sample, None, ("", 0), ("", 0), cfg)
     if environ.keys() != _KEYS:
         return None
     del environ["REMOTE_PORT"]  # a Unix socket has none
-    return Front(cfg, environ, http.get_parser, wsgi.create)
+    line = sample.limit_request_line or _LONGEST_LINE
+    return Front(cfg, environ, (line, sample.limit_request_fields, sample.limit_request_field_size))
 
 
 def _as_expected(cfg: Any) -> bool:
