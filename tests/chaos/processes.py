@@ -1,8 +1,9 @@
-"""What is done to processes: gunicorn's are reloaded and killed, workers started again."""
+"""What is done to processes: gunicorn's are reloaded and killed, workers started again; what they hold."""
 
 from __future__ import annotations
 
 import signal
+import time
 
 import psutil
 
@@ -41,3 +42,21 @@ def start_again(worker: Worker) -> None:
     worker.log.truncate(0)
     worker.log.seek(0)  # its output says that it is ready
     worker.start()
+
+
+def resident(server: Router) -> int:
+    """Bytes of memory that its processes have."""
+    return sum(one.memory_info().rss for one in server.processes())
+
+
+def wait_held_back(worker: Worker, pause: float, seconds: float) -> int:
+    """The tokens of its last requests that a worker has given out, once it gives no more for a `pause`."""
+    seen = [-1]
+
+    def still() -> bool:
+        seen.append(sum(int(one["completion_tokens"]) for one in worker.server_info()["last_requests"]))
+        time.sleep(pause)
+        return seen[-1] == seen[-2] > 0
+
+    wait_until(still, seconds, "the worker to be held back")
+    return seen[-1]

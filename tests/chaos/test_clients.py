@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import random
 import socket
-import time
 from collections.abc import Iterator
 from typing import Final
 
@@ -15,7 +14,8 @@ import pytest
 from tests.chaos.clients import leave, opened
 from tests.chaos.conftest import LONG, SEED, TRANSPORTS, rounds, router, simulator, wait_up
 from tests.chaos.load import Ask, Connection, Load, Outcome, all_at_once, check
-from tests.support.processes import Router, Worker, wait_until
+from tests.chaos.processes import resident, wait_held_back
+from tests.support.processes import Router, Worker
 from tests.support.watch import Watch
 
 _MANY: Final = 1000
@@ -38,9 +38,6 @@ class Bench:
         check(load.outcomes)
         self.watch = Watch(server, workers)
         self.before = self.watch.settled()
-
-    def resident(self) -> int:
-        return sum(process.memory_info().rss for process in self.server.processes())
 
 
 @pytest.fixture(scope="module", params=TRANSPORTS)
@@ -80,23 +77,6 @@ class Flood:
         self.watch = Watch(server, (worker,))
         self.before = self.watch.settled()
 
-    def given(self) -> int:
-        """Tokens of the last requests that the worker has given out."""
-        return sum(int(one["completion_tokens"]) for one in self.worker.server_info()["last_requests"])
-
-    def wait_still(self, asked: int) -> int:
-        """Returns what was given once the worker gives no more, though it was asked for more."""
-        seen = [-1]
-
-        def still() -> bool:
-            seen.append(self.given())
-            time.sleep(1)
-            return seen[-1] == seen[-2] > 0
-
-        wait_until(still, 120, "the worker to be held back")
-        assert seen[-1] < asked
-        return seen[-1]
-
     def resident(self) -> int:
         return sum(one.memory_info().rss for one in self.server.processes())
 
@@ -124,12 +104,13 @@ def test_clients_that_never_read_hold_their_workers_back(flood: Flood) -> None:
     """The worker stops, the router's memory stays; others are served, by the same worker, as ever."""
     clients, tokens = (32, 3_000_000) if LONG else (2, 2_000_000)
     wire = Ask(tokens=tokens).wire()
-    before = flood.resident()
+    before = resident(flood.server)
     with contextlib.ExitStack() as held:
         for _ in range(clients):
             held.enter_context(opened(flood.server, wire, receive_buffer=4096))
-        given = flood.wait_still(clients * tokens)
-        grown = flood.resident() - before
+        given = wait_held_back(flood.worker, 1, 120)
+        assert given < clients * tokens
+        grown = resident(flood.server) - before
         print(f"{clients} clients read nothing: {given} of {clients * tokens} tokens, {grown >> 20} MiB more")
         assert given < clients * MOST_WAITING
         assert grown < GROWTH + clients * 2 * _MIB

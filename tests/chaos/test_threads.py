@@ -19,7 +19,7 @@ import pytest
 from tests.chaos.clients import leave, opened
 from tests.chaos.conftest import HASTY, LONG, SEED, rounds, router, simulator, wait_up
 from tests.chaos.load import CUT, DONE, EVENT, STATUS, Ask, Load, check
-from tests.chaos.processes import kill, reload, start_again
+from tests.chaos.processes import kill, reload, resident, start_again, wait_held_back
 from tests.support.processes import Router, Worker, free_port, wait_until
 from tests.support.watch import Watch
 
@@ -70,25 +70,6 @@ class Bench:
 
     def load(self, ask: Callable[[random.Random], Ask], clients: int = STREAMS, once: bool = False) -> Load:
         return Load(self.server.port, clients, ask, SEED, once=once)
-
-    def given(self) -> int:
-        """Tokens of its last requests that the last worker has given out."""
-        return sum(int(one["completion_tokens"]) for one in self.workers[-1].server_info()["last_requests"])
-
-    def wait_still(self) -> int:
-        """Returns what was given once the last worker gives no more."""
-        seen = [-1]
-
-        def still() -> bool:
-            seen.append(self.given())
-            time.sleep(0.5)
-            return seen[-1] == seen[-2] > 0
-
-        wait_until(still, 600, "the worker to be held back")
-        return seen[-1]
-
-    def resident(self) -> int:
-        return sum(process.memory_info().rss for process in self.server.processes())
 
 
 @contextlib.contextmanager
@@ -154,12 +135,13 @@ def test_clients_that_leave(bench: Bench) -> None:
 
 def test_clients_that_never_read_hold_a_thread_and_no_more(bench: Bench) -> None:
     clients, tokens = (4, 3_000_000) if LONG else (2, 2_000_000)
-    before = bench.resident()
+    before = resident(bench.server)
     with contextlib.ExitStack() as held:
         wire = Ask(tokens=tokens, model=FLOOD).wire()
         for _ in range(clients):
             held.enter_context(opened(bench.server, wire, receive_buffer=4096))
-        given, grown = bench.wait_still(), bench.resident() - before
+        given = wait_held_back(bench.workers[-1], 0.5, 600)
+        grown = resident(bench.server) - before
         print(f"{clients} clients read nothing: {given} tokens, {grown >> 20} MiB more")
         assert 0 < given < clients * MOST_WAITING
         assert grown < (64 + 2 * clients) << 20
