@@ -17,7 +17,7 @@ from wsgi_router.sharing import Shared
 from wsgi_router.workers import board
 from wsgi_router.workers.board import ROWS, Board
 
-BEAT_SECONDS: Final = 0.25
+BEAT_SECONDS: Final = 0.5
 STALE_SECONDS: Final = 2.0
 """A process that has not beaten for so long is frozen, or busy beyond measure: the others do without it."""
 _CELL: Final = 8

@@ -375,7 +375,7 @@ class _Ticker:
         idle_ticks = 0
         try:
             while idle_ticks < 10:
-                time.sleep(TICK_SECONDS)
+                time.sleep(until_common_moment(TICK_SECONDS))
                 idle_ticks = 0 if self._deadlines else idle_ticks + 1
                 now = time.monotonic()
                 for waiter in [waiter for waiter, end in self._deadlines.items() if end <= now]:
@@ -389,17 +389,28 @@ def _ticker() -> _Ticker:
     return _Ticker()
 
 
+def until_common_moment(period: float) -> float:
+    """Seconds until the next of the moments, `period` apart, that are the same for all who ask.
+
+    What is done now and then in a process is done in one go so: each waking up costs an idle one more than
+    what it wakes up for. A moment that is very near is passed over: a timer may have ended a bit early.
+    """
+    left = period - time.monotonic() % period
+    return left if left > period / 4 else left + period
+
+
 class PeriodicTask:
     """Takes a turn again and again, in a greenlet or thread of its own, with a pause after each.
 
-    `turn()` returns the seconds until the next one, above 0; None: `pause`. One that raises is logged, as
-    "`doing` failed", and the next one follows after `pause`: it may go well, and nobody else would take it.
+    `turn()` returns the seconds until the next one, above 0; None: at the next common moment, about `period`
+    later. One that raises is logged, as "`doing` failed", and the next one follows as after None: it may go
+    well, and nobody else would take it.
     """
 
-    def __init__(self, doing: str, turn: Callable[[], float | None], pause: float) -> None:
+    def __init__(self, doing: str, turn: Callable[[], float | None], period: float) -> None:
         self._doing = doing
         self._turn = turn
-        self._pause = pause
+        self._period = period
         self._wakeup = wakeup()
         self._told: set[str] = set()
         self._started = False
@@ -425,12 +436,12 @@ class PeriodicTask:
             self._wakeup.wait(self._take_turn())
 
     def _take_turn(self) -> float:
+        pause = None
         try:
             pause = self._turn()
         except Exception as error:
             self._tell(error)
-            return self._pause
-        return self._pause if pause is None else pause
+        return until_common_moment(self._period) if pause is None else pause
 
     def _tell(self, error: Exception) -> None:
         """With its traceback once for each kind: an error may come back several times a second, for ever."""

@@ -89,7 +89,7 @@ def end_streams() -> None:
 def _watch(worker: Any) -> None:
     process, mine = os.getpid(), peers.current()
     while worker.alive:
-        time.sleep(peers.BEAT_SECONDS)
+        time.sleep(runtime.until_common_moment(peers.BEAT_SECONDS))
         mine.beat()
     mine.retire()
     board.current().resign()

@@ -32,7 +32,7 @@ _MODEL_CHARS: Final = 1000
 """No model's name is longer."""
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
-_LOOK_SECONDS: Final = 0.25
+_LOOK_SECONDS: Final = 0.5
 """Longest time until what another process has changed is seen: the list of workers, a card, a suspicion."""
 _QUICK_SECONDS: Final = 0.05
 """The same while a worker is about to be asked for the first time."""
@@ -305,24 +305,26 @@ class WorkerPool:
     def _can(self, worker: Worker, model: str, adapter: str) -> bool:
         return self._serves(worker, model) and (not adapter or adapter in worker.adapters)
 
-    def _look(self) -> float:
-        """Returns the seconds until it is to be done again."""
+    def _look(self) -> float | None:
+        """Returns the seconds until it is to be done again, if that is soon."""
         self.catch_up()
         self._let_leave()
-        pause = _LOOK_SECONDS
+        pause = math.inf
         known = (*self.workers, *self._leaving.values())
         now = time.monotonic()
         for worker in known:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             worker.tell_if_down(now)
         if self.leads():
-            pause = min(pause, self._prober.look(known))
+            pause = self._prober.look(known)
             self._tell_half_open()
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):
             self._told.set()
-        return pause if asked else min(pause, _QUICK_SECONDS)
+        if not asked:
+            pause = min(pause, _QUICK_SECONDS)
+        return pause if pause < _LOOK_SECONDS else None
 
     def _tell_half_open(self) -> None:
         """Time alone lets requests through again, so that nobody else could tell."""
