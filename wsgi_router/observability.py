@@ -34,7 +34,7 @@ DRAINED: Final = "drained"
 
 _NAMES_LOGGED: Final = 50
 
-FLUSH_SECONDS: Final = 0.05
+FLUSH_SECONDS: Final = 0.25
 """Longest time for which a change of a request's metrics is kept back."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -102,7 +102,7 @@ class Metrics:
     """All metrics of the router. Made once a process, by `metrics()`.
 
     A change of one value costs prometheus_client a lock and, with several processes, a write to a file; there
-    are a dozen in a request. So they are added up here, and passed on many times a second (`flush`).
+    are a dozen in a request. So they are added up here, and passed on a few times a second (`flush`).
     """
 
     def __init__(self, token_bounds: Sequence[float]) -> None:
@@ -198,7 +198,7 @@ class Metrics:
             for value, amount in changes:
                 pending[value] = pending.get(value, 0) + amount
         if first:
-            runtime.call_later(FLUSH_SECONDS, self.flush)
+            runtime.call_later(runtime.until_common_moment(FLUSH_SECONDS), self.flush)
 
     def flush(self) -> None:
         """Passes on what was noted."""
