@@ -33,9 +33,10 @@ _MODEL_CHARS: Final = 1000
 FIRST_ANSWER_SECONDS: Final = 2.0
 """Longest wait of a new process for its first worker; one that is up answers in milliseconds."""
 _LOOK_SECONDS: Final = 0.5
-"""Longest time until what another process has changed is seen: the list of workers, a card, a suspicion."""
+"""About the time until what another process has changed is seen: the list of workers, a card, a suspicion."""
 _QUICK_SECONDS: Final = 0.05
 """The same while a worker is about to be asked for the first time."""
+_LEAST_PAUSE: Final = 0.001
 
 
 class WorkerPool:
@@ -316,8 +317,7 @@ class WorkerPool:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             worker.tell_if_down(now)
         if self.leads():
-            pause = self._prober.look(known)
-            self._tell_half_open()
+            pause = min(self._prober.look(known), self._tell_half_open())
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):
@@ -326,13 +326,20 @@ class WorkerPool:
             pause = min(pause, _QUICK_SECONDS)
         return pause if pause < _LOOK_SECONDS else None
 
-    def _tell_half_open(self) -> None:
-        """Time alone lets requests through again, so that nobody else could tell."""
+    def _tell_half_open(self) -> float:
+        """Time alone lets requests through again, so that nobody else could tell.
+
+        Returns the seconds until that may be.
+        """
+        pause = math.inf
         for worker in self.workers:
             phase = worker.phase
             if phase is Phase.HALF_OPEN and self._phases.get(worker) is Phase.OPEN:
                 _LOG.info("worker %s: the breaker is half-open", worker.url)
+            elif phase is Phase.OPEN:
+                pause = min(pause, max(worker.record.closed_for, _LEAST_PAUSE))
             self._phases[worker] = phase
+        return pause
 
     def catch_up(self) -> None:
         """Takes in what another process may have changed of the list of workers."""
