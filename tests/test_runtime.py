@@ -193,8 +193,8 @@ def periodic_task_scenario() -> None:
     ("now", "left"),
     [(100.0, 0.5), (100.125, 0.375), (100.25, 0.25), (100.375, 0.625), (100.49, 0.51), (7.125, 0.375)],
 )
-def test_common_moments_are_the_same_for_all(now: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timer that has ended a bit early is not followed by a pause of nothing."""
+def test_common_moments(now: float, left: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are the same for all; a timer that has ended a bit early is not followed by a pause of nothing."""
     monkeypatch.setattr("wsgi_router.runtime.time.monotonic", lambda: now)
     pause = runtime.until_common_moment(0.5)
     assert pause == pytest.approx(left)
