@@ -93,6 +93,18 @@ def test_a_role(make: Callable[..., App], sent: dict[str, Any], role: str, port:
     assert listed(app)[OTHER] == shown
 
 
+@pytest.mark.parametrize(("sent", "role"), [({}, "prefill"), ({"role": "regular"}, "regular")])
+def test_one_that_was_removed_comes_back_as_what_it_was(
+    make: Callable[..., App], sent: dict[str, Any], role: str
+) -> None:
+    """Unless the request says otherwise."""
+    app = make(admin_key="root", prefill_workers=(f"{OTHER} 9001",))
+    call(app, "DELETE", f"/workers/{worker_id(OTHER)}")
+    assert list(listed(app)) == [WORKER]
+    shown = call(app, "POST", "/workers", {"url": OTHER, **sent}).get_json()
+    assert (shown["role"], shown["bootstrap_port"]) == (role, 9001 if role == "prefill" else None)
+
+
 @pytest.mark.parametrize(
     ("sent", "param"),
     [

@@ -9,6 +9,8 @@ import pytest
 
 from wsgi_router import settings
 from wsgi_router.setting_casts import MOST_WORKERS
+from wsgi_router.workers.origins import origins
+from wsgi_router.workers.roles import REGULAR, Part, Role
 
 ROOT = Path(__file__).parents[1]
 
@@ -251,11 +253,60 @@ def test_what_discovers_workers() -> None:
     }
     names = ("grpc://workers.test:1", "grpcs://b.test:2", "grpc://c.test:3")
     assert settings.load(environ).workers_dns == names
-    assert settings.load(environ).discovery_sources() == (*names, "kubernetes:/app=sglang/30000")
-    assert settings.load({}).discovery_sources() == ()
-    for bad in ("http://a.test:1", "a.test", "a.test:1,a.test:1"):
+    found = origins(settings.load(environ))
+    assert tuple(one.name for one in found) == (*names, "kubernetes:/app=sglang/30000")
+    assert {one.part for one in found} == {REGULAR}
+    assert origins(settings.load({})) == ()
+    for bad in ("http://a.test:1", "a.test", "a.test:1,a.test:1", "a.test:1 9001"):
         with pytest.raises(settings.SettingsError, match="WSGI_ROUTER_WORKERS_DNS"):
             settings.load({"WSGI_ROUTER_WORKERS_DNS": bad})
+
+
+def test_what_discovers_halves() -> None:
+    environ = {
+        "WSGI_ROUTER_PREFILL_WORKERS_DNS": "dns+grpcs://P.test:1 9001, q.test:2",
+        "WSGI_ROUTER_DECODE_WORKERS_DNS": "d.test:3",
+        "WSGI_ROUTER_WORKERS_DNS": "w.test:4",
+        "WSGI_ROUTER_KUBERNETES_SELECTOR": "app=sglang",
+        "WSGI_ROUTER_KUBERNETES_PREFILL_SELECTOR": "app=sglang,role=prefill",
+        "WSGI_ROUTER_KUBERNETES_DECODE_SELECTOR": "app=sglang,role in (decode)",
+        "WSGI_ROUTER_KUBERNETES_NAMESPACE": "models",
+    }
+    prefill, decode = Part(Role.PREFILL), Part(Role.DECODE)
+    loaded = settings.load(environ)
+    assert loaded.prefill_workers_dns == ("grpcs://p.test:1 9001", "grpc://q.test:2")
+    assert [(one.name, one.part) for one in origins(loaded)] == [
+        ("grpcs://p.test:1 (prefill)", Part(Role.PREFILL, 9001)),
+        ("grpc://q.test:2 (prefill)", prefill),
+        ("grpc://d.test:3 (decode)", decode),
+        ("grpc://w.test:4", REGULAR),
+        ("kubernetes:models/app=sglang,role=prefill/30000 (prefill)", prefill),
+        ("kubernetes:models/app=sglang,role in (decode)/30000 (decode)", decode),
+        ("kubernetes:models/app=sglang/30000", REGULAR),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"PREFILL_WORKERS_DNS": "a.test:1 0"}, "PREFILL_WORKERS_DNS"),
+        ({"PREFILL_WORKERS_DNS": "a.test:1 1 2"}, "PREFILL_WORKERS_DNS: takes one bootstrap port"),
+        ({"DECODE_WORKERS_DNS": "a.test:1 9001"}, "DECODE_WORKERS_DNS"),
+        (
+            {"DECODE_WORKERS_DNS": "a.test:1", "PREFILL_WORKERS_DNS": "a.test:1 7"},
+            "together has a name twice",
+        ),
+        ({"WORKERS_DNS": "a.test:1", "DECODE_WORKERS_DNS": "A.test:1"}, "together has a name twice"),
+        (
+            {"KUBERNETES_SELECTOR": "a=b", "KUBERNETES_DECODE_SELECTOR": "a=b"},
+            "KUBERNETES_DECODE_SELECTOR and KUBERNETES_SELECTOR: the same pods",
+        ),
+    ],
+)
+def test_halves_that_cannot_be_discovered(given: dict[str, str], message: str) -> None:
+    with pytest.raises(settings.SettingsError, match=message) as caught:
+        settings.load({f"WSGI_ROUTER_{name}": value for name, value in given.items()})
+    assert "\n" not in str(caught.value)
 
 
 def test_tokenizers_are_those_of_served_names() -> None:

@@ -15,7 +15,9 @@ from tests.support.transport import FakeTransport
 from wsgi_router.settings import Settings
 from wsgi_router.workers import board
 from wsgi_router.workers.discovery import Discovery, DnsName
+from wsgi_router.workers.origins import Origin
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.roles import REGULAR, Part, Role
 
 NAME = "grpc://workers.test:30000"
 
@@ -25,13 +27,16 @@ class Names:
 
     def __init__(self) -> None:
         self.addresses: list[str] | OSError = []
+        self.others: dict[str, list[str]] = {}
+        """The addresses of other names."""
         self.asked = 0
 
     def getaddrinfo(self, host: str, port: int, **_: Any) -> list[Any]:
-        assert host == "workers.test"
+        assert host == "workers.test" or host in self.others
         self.asked += 1
-        if isinstance(self.addresses, OSError):
-            raise self.addresses
+        addresses = self.others.get(host, self.addresses)
+        if isinstance(addresses, OSError):
+            raise addresses
         return [
             (
                 socket.AF_INET6 if ":" in address else socket.AF_INET,
@@ -40,7 +45,7 @@ class Names:
                 "",
                 (address, port, *((0, 0) if ":" in address else ())),
             )
-            for address in self.addresses
+            for address in addresses
         ]
 
 
@@ -82,8 +87,10 @@ def urls(pool: WorkerPool) -> list[str]:
 def test_addresses_of_a_name(names: Names, addresses: list[str], found: list[str]) -> None:
     names.addresses = addresses
     told: list[Any] = []
-    DnsName(NAME, 1).turn(lambda given: not told.append(given))  # type: ignore[func-returns-value]
-    assert told == [found]
+    part = Part(Role.PREFILL, 9001)
+    source = DnsName(Origin("any", part, NAME), 1)
+    source.turn(lambda given: not told.append(given))  # type: ignore[func-returns-value]
+    assert [list(one.items()) for one in told] == [[(url, part) for url in found]]
 
 
 def test_workers_come_and_go_with_the_addresses(
@@ -111,6 +118,30 @@ def test_workers_come_and_go_with_the_addresses(
     names.addresses = ["10.0.0.3"]
     wait_until(lambda: urls(pool)[1:] == ["grpc://10.0.0.3:30000"])
     wait_until(lambda: "can be asked again" in caplog.text)
+
+
+def test_names_of_halves(names: Names, make: Callable[..., tuple[Discovery, WorkerPool]]) -> None:
+    names.addresses = ["10.0.0.1", "10.0.0.3"]
+    names.others = {"p.test": ["10.0.0.1", "10.0.0.2"], "d.test": ["10.0.0.2", "10.0.0.4"]}
+    discovery, pool = make(
+        workers=("grpc://10.0.0.4:30000",),
+        prefill_workers_dns=("grpc://p.test:30000 9001",),
+        decode_workers_dns=("grpc://d.test:30000",),
+    )
+    discovery.start()
+    discovery.wait()
+    parts = {worker.url: worker.part for worker in pool.workers}
+    assert parts == {
+        "grpc://10.0.0.4:30000": REGULAR,  # the settings' own word comes before what is discovered
+        "grpc://10.0.0.1:30000": Part(Role.PREFILL, 9001),
+        "grpc://10.0.0.2:30000": Part(Role.PREFILL, 9001),
+        "grpc://10.0.0.3:30000": REGULAR,
+    }
+    names.others["p.test"] = []
+    wait_until(
+        lambda: [worker.part.role for worker in pool.workers] == ["regular", "decode", *["regular"] * 2]
+    )
+    assert urls(pool)[1] == "grpc://10.0.0.2:30000"
 
 
 def test_one_process_looks_and_another_takes_over(

@@ -15,7 +15,7 @@ from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import membership as module
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.membership import Membership, WorkerExistsError
-from wsgi_router.workers.roles import Part, Role
+from wsgi_router.workers.roles import REGULAR, Part, Role
 
 A, B, C = "grpc://a:1", "grpc://b:1", "grpc://c:1"
 
@@ -83,7 +83,7 @@ def test_parts(tmp_path: Path) -> None:
     assert shown() == first | added | {"grpc://d:1": prefill, B: decode, "grpc://p:1": regular}
     for url in ("grpc://d:1", "grpc://p:1"):
         membership().remove(url)
-        membership().add(url, known[url])
+        membership().add(url)
     assert shown() == first | added | {B: decode}
     assert "d:1" not in Path(path).read_text()
     known[B] = Part(Role.PREFILL, 9003)  # now the settings say so
@@ -240,6 +240,10 @@ def test_no_change_is_lost_between_threads(tmp_path: Path) -> None:
 D, E = "grpc://d:1", "grpc://e:1"
 
 
+def of(*urls: str, part: Part = REGULAR) -> dict[str, Part]:
+    return dict.fromkeys(urls, part)
+
+
 @pytest.fixture(params=["memory", "folder", "file"])
 def discovering(request: pytest.FixtureRequest, tmp_path: Path) -> Membership:
     board = Board(None if request.param == "memory" else tmp_path)
@@ -250,36 +254,36 @@ def discovering(request: pytest.FixtureRequest, tmp_path: Path) -> Membership:
 def test_what_is_discovered_is_added_to_the_settings(discovering: Membership) -> None:
     assert not discovering.is_complete()
     generation = discovering.generation
-    assert discovering.discover("pods", [D, B.replace("grpc", "grpcs")])
+    assert discovering.discover("pods", of(D, B.replace("grpc", "grpcs")))
     assert discovering.generation > generation
     generation = discovering.generation
-    assert not discovering.discover("pods", [D, B.replace("grpc", "grpcs")])
+    assert not discovering.discover("pods", of(D, B.replace("grpc", "grpcs")))
     assert discovering.generation == generation
-    assert discovering.discover("dns", [C])
+    assert discovering.discover("dns", of(C))
     assert discovering.is_complete()
     assert list(discovering.entries()) == [A, B, C, D]
     discovering.add(E)
     assert list(discovering.entries()) == [A, B, E, C, D]
-    discovering.discover("dns", [E, D])
+    discovering.discover("dns", of(E, D))
     assert list(discovering.entries()) == [A, B, E, D]
-    discovering.discover("dns", [])
-    discovering.discover("pods", [])
+    discovering.discover("dns", {})
+    discovering.discover("pods", {})
     assert list(discovering.entries()) == [A, B, E]
-    discovering.discover("unknown", [C])  # of settings before a reload
+    discovering.discover("unknown", of(C))  # of settings before a reload
     assert list(discovering.entries()) == [A, B, E]
 
 
 def test_a_change_of_a_discovered_worker_holds_as_long_as_it_is_discovered(discovering: Membership) -> None:
-    discovering.discover("dns", [C, D])
-    discovering.discover("pods", [D])
+    discovering.discover("dns", of(C, D))
+    discovering.discover("pods", of(D))
     discovering.remove(C)
     discovering.drain(D, True)
-    discovering.discover("dns", [C, D, E])
+    discovering.discover("dns", of(C, D, E))
     assert dict(discovering.entries()) == {A: False, B: False, D: True, E: False}
-    discovering.discover("dns", [E])  # the other source still has D
+    discovering.discover("dns", of(E))  # the other source still has D
     assert dict(discovering.entries()) == {A: False, B: False, E: False, D: True}
-    discovering.discover("pods", [])
-    discovering.discover("dns", [C, D])
+    discovering.discover("pods", {})
+    discovering.discover("dns", of(C, D))
     assert dict(discovering.entries()) == {A: False, B: False, C: False, D: False}
     discovering.remove(C)
     with pytest.raises(WorkerExistsError):
@@ -288,19 +292,49 @@ def test_a_change_of_a_discovered_worker_holds_as_long_as_it_is_discovered(disco
     assert dict(discovering.entries()) == {A: False, B: False, D: False, C: False}
     discovering.remove(A)
     discovering.drain(B, True)
-    discovering.discover("dns", [A, B])
-    discovering.discover("dns", [])
+    discovering.discover("dns", of(A, B))
+    discovering.discover("dns", {})
     assert dict(discovering.entries()) == {B: True}  # those of the settings stay as they were
+
+
+def test_parts_of_what_is_discovered(discovering: Membership) -> None:
+    """An operator may say otherwise, as long as the worker is there."""
+    prefill, decode = Part(Role.PREFILL, 9001), Part(Role.DECODE)
+
+    def part(url: str) -> Part:
+        return discovering.members()[url].part
+
+    assert discovering.discover("pods", of(A, C, part=decode) | of(D))
+    assert discovering.discover("dns", of(C, part=prefill))
+    assert [part(url) for url in (A, C, D)] == [REGULAR, prefill, REGULAR]
+    assert discovering.discover("dns", of(C, part=Part(Role.PREFILL)))
+    assert part(C).bootstrap_port == 8998
+    assert not discovering.discover("dns", of(C, part=Part(Role.PREFILL)))
+    for asked, found in ((None, Part(Role.PREFILL)), (REGULAR, REGULAR), (None, Part(Role.PREFILL))):
+        discovering.remove(C)
+        discovering.add(C, asked)
+        assert part(C) == found
+    discovering.remove(C)
+    discovering.add(C, decode)
+    discovering.discover("dns", of(C, part=prefill))
+    assert part(C) == decode
+    for source in ("dns", "pods"):
+        discovering.discover(source, {})
+    discovering.discover("dns", of(C, part=prefill))
+    assert part(C) == prefill
+    discovering.add(E)
+    discovering.discover("dns", of(E, part=decode))  # the operator has said nothing of it
+    assert part(E) == decode
 
 
 def test_a_worker_is_added_that_was_removed_when_it_was_discovered(tmp_path: Path) -> None:
     """Its removal outlives a restart, after which nothing is discovered yet."""
     path = tmp_path / "kept.json"
     first = Membership((), Board(), str(path), sources=("dns",))
-    first.discover("dns", [C])
+    first.discover("dns", of(C))
     first.remove(C)
     second = Membership((), Board(), str(path), sources=("dns",))
-    second.discover("dns", [C, D])
+    second.discover("dns", of(C, D))
     assert list(second.entries()) == [D]
     third = Membership((), Board(), str(path), sources=("dns",))
     third.add(C)
@@ -312,7 +346,7 @@ def test_more_are_discovered_than_can_be_served(
     discovering: Membership, caplog: pytest.LogCaptureFixture
 ) -> None:
     discovering.add(C)
-    discovering.discover("dns", [f"grpc://d{number}:1" for number in range(MOST_WORKERS)])
+    discovering.discover("dns", of(*(f"grpc://d{number}:1" for number in range(MOST_WORKERS))))
     entries = list(discovering.entries())
     assert len(entries) == MOST_WORKERS
     assert entries[:3] == [A, B, C]
@@ -323,10 +357,10 @@ def test_more_are_discovered_than_can_be_served(
 
 def test_all_processes_see_what_one_has_discovered(tmp_path: Path) -> None:
     one, other = (Membership((), Board(tmp_path), sources=("dns",)) for _ in range(2))
-    one.discover("dns", [C])
+    one.discover("dns", of(C))
     assert list(other.entries()) == [C]
     (tmp_path / "discovered.json").write_text("{")
     with pytest.raises(SettingsError):
         other.entries()
     with pytest.raises(InternalError):
-        one.discover("dns", [D])
+        one.discover("dns", of(D))

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from tests.support.processes import wait_until
 from wsgi_router import cli
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import pods
-from wsgi_router.workers.pods import Pods, url_of
+from wsgi_router.workers.origins import origins
+from wsgi_router.workers.pods import Pods, worker_of
+from wsgi_router.workers.roles import REGULAR, Part, Role
 
 _EXEC = "client.authentication.k8s.io/v1"
 
@@ -35,13 +37,17 @@ def api(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesA
         yield server
 
 
+def sources(**settings: Any) -> list[Pods]:
+    given = Settings(**{"kubernetes_namespace": NAMESPACE, **settings})
+    return [Pods(origin, given) for origin in origins(given)]
+
+
 class Following:
     """`turn` after `turn` in a thread."""
 
-    def __init__(self, **settings: Any) -> None:
-        given = {"kubernetes_selector": "app=sglang", "kubernetes_namespace": NAMESPACE, **settings}
-        self.source = Pods("kubernetes", Settings(**given))
-        self.told: list[Sequence[str]] = []
+    def __init__(self, source: Pods | None = None) -> None:
+        self.source = source or sources(kubernetes_selector="app=sglang")[0]
+        self.told: list[dict[str, Part]] = []
         self.errors: list[Exception] = []
         self.turns = 0
         self._end = False
@@ -56,13 +62,13 @@ class Following:
                 self.errors.append(error)
                 threading.Event().wait(0.05)
 
-    def _tell(self, urls: Sequence[str]) -> bool:
-        if not self.told or self.told[-1] != urls:
-            self.told.append(urls)
+    def _tell(self, workers: Mapping[str, Part]) -> bool:
+        if not self.told or self.told[-1] != workers:
+            self.told.append(dict(workers))
         return not self._end
 
     def wait(self, *urls: str) -> None:
-        wait_until(lambda: self.told and self.told[-1] == list(urls), 60, f"{urls}; told {self.told}")
+        wait_until(lambda: self.told and [*self.told[-1]] == [*urls], 60, f"{urls}; told {self.told}")
 
     def end(self) -> None:
         self._end = True
@@ -96,6 +102,65 @@ def test_ready_pods_are_workers(api: KubernetesApi, following: Following) -> Non
     assert api.lists == 1
     assert not following.errors
     assert not any("10.0.0.3" in url for urls in following.told for url in urls)
+    assert {part for told in following.told for part in told.values()} == {REGULAR}
+
+
+HALVES = {
+    "kubernetes_prefill_selector": "app=sglang,role=prefill",
+    "kubernetes_decode_selector": "app=sglang,role=decode",
+}
+
+
+@pytest.fixture
+def parts(api: KubernetesApi) -> Iterator[list[Following]]:
+    """Of prefill, decode and regular pods; the last selector matches them all."""
+    made = [Following(source) for source in sources(**HALVES, kubernetes_selector="app=sglang")]
+    yield made
+    for one in made:
+        one.end()
+    api.cut()
+
+
+def test_pods_are_what_the_first_selector_says(api: KubernetesApi, parts: list[Following]) -> None:
+    """None is a regular worker for a moment, whichever watch hears of it first."""
+    api.put(pod("p", "10.0.0.1", role="prefill", bootstrap="9001"))
+    api.put(pod("d", "10.0.0.2", role="decode"))
+    prefill, decode, regular = parts
+    prefill.wait("grpc://10.0.0.1:30000")
+    decode.wait("grpc://10.0.0.2:30000")
+    api.put(pod("r", "10.0.0.3"))
+    regular.wait("grpc://10.0.0.3:30000")
+    api.put(pod("q", "10.0.0.4", role="prefill", ready=False))
+    api.put(pod("q", "10.0.0.4", role="prefill"))
+    prefill.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.4:30000")
+    for name, address, role in (("p", "10.0.0.1", "prefill"), ("d", "10.0.0.2", "decode")):
+        api.put(pod(name, address, role=role, ready=False))
+        api.delete(name)
+    api.delete("r")
+    api.put(pod("q", "10.0.0.4"))  # its label is gone
+    regular.wait("grpc://10.0.0.4:30000")
+    prefill.wait()
+    decode.wait()
+    both = {
+        "grpc://10.0.0.1:30000": Part(Role.PREFILL, 9001),
+        "grpc://10.0.0.4:30000": Part(Role.PREFILL),
+    }
+    assert both in prefill.told
+    assert {"grpc://10.0.0.2:30000": Part(Role.DECODE)} in decode.told
+    third, fourth = {"grpc://10.0.0.3:30000": REGULAR}, {"grpc://10.0.0.4:30000": REGULAR}
+    assert [told for told in regular.told if told] == [third, fourth]
+    assert not any(one.errors for one in parts)
+
+
+def test_a_pod_that_cannot_be_used_is_named_once(
+    api: KubernetesApi, following: Following, caplog: pytest.LogCaptureFixture
+) -> None:
+    api.put(pod("bad", "10.0.0.1", port="x"))
+    api.put(pod("a", "10.0.0.2"))
+    following.wait("grpc://10.0.0.2:30000")
+    assert caplog.text.count("pod bad is passed over") == 1
+    api.put(pod("bad", "10.0.0.1"))
+    following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
 
 
 def test_a_watch_goes_on_where_the_last_one_ended(api: KubernetesApi, following: Following) -> None:
@@ -128,7 +193,7 @@ def test_kubernetes_fails_and_comes_back(api: KubernetesApi, following: Followin
     api.cut()
     wait_until(lambda: len(following.errors) > 1, 10)
     assert all(map(following.source.expects, following.errors))
-    assert following.told[-1] == ["grpc://10.0.0.1:30000"]
+    assert following.told[-1] == {"grpc://10.0.0.1:30000": REGULAR}
     api.put(pod("b", "10.0.0.2"))
     api.status = 200
     following.wait("grpc://10.0.0.1:30000", "grpc://10.0.0.2:30000")
@@ -153,16 +218,19 @@ def test_a_program_gives_the_credentials(mode: str, tmp_path: Path) -> None:
     run(mode, program_scenario, str(tmp_path))
 
 
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", ["SELECTOR", "PREFILL_SELECTOR", "DECODE_SELECTOR"])
+def test_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     """One line, and no start."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(SettingsError, match=r"wsgi-router\[kubernetes\]"):
-        Pods("kubernetes", Settings(kubernetes_selector="a=b"))
-    monkeypatch.setenv("WSGI_ROUTER_KUBERNETES_SELECTOR", "a=b")
+        sources(**{f"kubernetes_{name.lower()}": "a=b"})
+    monkeypatch.setenv(f"WSGI_ROUTER_KUBERNETES_{name}", "a=b")
     assert cli.main(["check"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert "KUBERNETES_SELECTOR" in error
+    assert f"KUBERNETES_{name} needs" in error
     pods.check(Settings())
 
 
@@ -178,10 +246,31 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, None),
         ({"status": {"podIP": "10.0.0.1"}}, None),
         ({"status": {}}, None),
-        ({"metadata": {"name": "a", "annotations": {"wsgi-router/port": "x"}}}, None),
-        ({"metadata": {"name": "a", "annotations": {"wsgi-router/scheme": "http"}}}, None),
         ({"metadata": {"name": "a"}}, "grpc://10.0.0.1:7"),
     ],
 )
 def test_the_worker_of_a_pod(change: dict[str, Any], url: str | None) -> None:
-    assert url_of({**pod("a", "10.0.0.1"), **change}, 7) == url
+    assert worker_of({**pod("a", "10.0.0.1"), **change}, 7, REGULAR) == (url and (url, REGULAR))
+
+
+@pytest.mark.parametrize(
+    ("role", "told", "port"),
+    [(Role.PREFILL, "9001", 9001), (Role.PREFILL, "", 8998), (Role.DECODE, "9001", 8998)],
+)
+def test_where_a_prefill_pod_is_met(role: Role, told: str, port: int) -> None:
+    found = worker_of(pod("a", "10.0.0.1", bootstrap=told), 7, Part(role))
+    assert found == ("grpc://10.0.0.1:7", Part(role, port))
+
+
+@pytest.mark.parametrize(
+    ("annotations", "message"),
+    [
+        ({"port": "x"}, "is no HOST:PORT"),
+        ({"scheme": "http"}, "must begin with grpc://"),
+        ({"bootstrap": "x"}, "sglang.ai/bootstrap-port must be a whole number"),
+        ({"bootstrap": "65536"}, "sglang.ai/bootstrap-port must be between 1 and 65535"),
+    ],
+)
+def test_a_pod_says_what_cannot_be(annotations: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        worker_of(pod("a", "10.0.0.1", **annotations), 7, Part(Role.PREFILL))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from wsgi_router import label_selectors
+
 
 def as_text(value: object) -> str:
     if not isinstance(value, str):
@@ -141,6 +143,12 @@ def dns_names(value: object) -> tuple[str, ...]:
     return names
 
 
+def label_selector(value: object) -> str:
+    text = as_text(value)
+    label_selectors.parse(text)
+    return text
+
+
 def worker_urls(value: object) -> tuple[str, ...]:
     urls = tuple(worker_url(word) for word in _words(value))
     if len({url.partition("://")[2] for url in urls}) != len(urls):
@@ -162,13 +170,17 @@ def paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def prefill_workers(value: object) -> tuple[str, ...]:
-    """As `worker_urls`; each may have its bootstrap port behind a space, as after SGLang's own --prefill."""
-    parts = [word.split() for word in _words(value)]
-    if any(len(part) > 2 for part in parts):
-        raise ValueError("takes one bootstrap port for each worker")
-    ports = ["".join(f" {integer(1, 65535)(port)}" for port in part[1:]) for part in parts]
-    return tuple(map("".join, zip(worker_urls([part[0] for part in parts]), ports, strict=True)))
+def with_ports(cast: Callable[[object], tuple[str, ...]]) -> Callable[[object], tuple[str, ...]]:
+    """As `cast`; each may have its bootstrap port behind a space, as after SGLang's own --prefill."""
+
+    def split(value: object) -> tuple[str, ...]:
+        parts = [word.split() for word in _words(value)]
+        if any(len(part) > 2 for part in parts):
+            raise ValueError("takes one bootstrap port for each worker")
+        ports = ["".join(f" {integer(1, 65535)(port)}" for port in part[1:]) for part in parts]
+        return tuple(map("".join, zip(cast([part[0] for part in parts]), ports, strict=True)))
+
+    return split
 
 
 def host_name(value: object) -> str:

@@ -61,7 +61,7 @@ class Settings:
     )
     prefill_workers: tuple[str, ...] = _row(
         (),
-        casts.prefill_workers,
+        casts.with_ports(casts.worker_urls),
         "Workers that compute prompts for others to go on from, as `WORKERS`; behind a space the port where "
         "each is met, if it is not 8998 (as after SGLang's --prefill).",
     )
@@ -98,10 +98,25 @@ class Settings:
         casts.dns_names,
         "Names that stand for many workers, grpc://NAME:PORT or grpcs://: each address is one.",
     )
+    prefill_workers_dns: tuple[str, ...] = _row(
+        (), casts.with_ports(casts.dns_names), "As `WORKERS_DNS`, of workers as in `PREFILL_WORKERS`."
+    )
+    decode_workers_dns: tuple[str, ...] = _row(
+        (), casts.dns_names, "As `WORKERS_DNS`, of workers as in `DECODE_WORKERS`."
+    )
     kubernetes_selector: str = _row(
         "",
-        casts.as_text,
-        "Label selector: the ready pods that it matches are workers. Empty: Kubernetes is not asked.",
+        casts.label_selector,
+        "Label selector: the ready pods that it matches are workers. Without any, Kubernetes is not asked.",
+    )
+    kubernetes_prefill_selector: str = _row(
+        "",
+        casts.label_selector,
+        "Label selector of pods with prefill workers; each is met at the port in its annotation "
+        "sglang.ai/bootstrap-port, else at 8998.",
+    )
+    kubernetes_decode_selector: str = _row(
+        "", casts.label_selector, "Label selector of pods with decode workers."
     )
     kubernetes_namespace: str = _row("", casts.as_text, "Namespace of those pods. Empty: the router's own.")
     kubernetes_port: int = _row(
@@ -373,15 +388,14 @@ class Settings:
         "Least level that is logged, on standard error.",
     )
 
-    def discovery_sources(self) -> tuple[str, ...]:
-        """Names of what discovers workers."""
-        pods = (self.kubernetes_namespace, self.kubernetes_selector, str(self.kubernetes_port))
-        return (*self.workers_dns, *(["kubernetes:" + "/".join(pods)] if self.kubernetes_selector else ()))
-
     def all_workers(self) -> tuple[str, ...]:
         """The addresses of workers of every kind."""
-        prefill = (text.partition(" ")[0] for text in self.prefill_workers)
-        return (*self.workers, *prefill, *self.decode_workers)
+        return (*self.workers, *_addresses(self.prefill_workers), *self.decode_workers)
+
+    def kubernetes_selectors(self) -> dict[str, str]:
+        """Those that are given, by their settings."""
+        names = ("kubernetes_prefill_selector", "kubernetes_decode_selector", "kubernetes_selector")
+        return {name.upper(): given for name in names if (given := getattr(self, name))}
 
     def public(self) -> bool:
         """Whether `bind` is reachable from other machines."""
@@ -389,6 +403,10 @@ class Settings:
             return False
         host = self.bind.rpartition(":")[0].strip("[]")
         return not (host in ("localhost", "::1") or host.startswith("127."))
+
+
+def _addresses(prefill_workers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(text.partition(" ")[0] for text in prefill_workers)
 
 
 FIELDS: Final = {field.name: field for field in dataclasses.fields(Settings)}
@@ -417,10 +435,7 @@ def load(environ: Mapping[str, str] | None = None) -> Settings:
 
 def _check_together(settings: Settings) -> None:
     """What one setting says of another. Raises SettingsError."""
-    try:
-        casts.worker_urls(settings.all_workers())
-    except ValueError as error:
-        raise SettingsError(f"WORKERS, PREFILL_WORKERS and DECODE_WORKERS: together {error}") from None
+    _check_halves(settings)
     keys = {key for key, _ in settings.key_priorities}
     if not keys <= set(settings.api_keys):
         raise SettingsError(f"{PREFIX}KEY_PRIORITIES names a key that is not in {PREFIX}API_KEYS")
@@ -432,6 +447,24 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError(
             f"{PREFIX}SHED_… needs {PREFIX}LOADS_INTERVAL: else no worker is asked for its load"
         )
+
+
+def _check_halves(settings: Settings) -> None:
+    """Nothing is two parts of the work at once. Raises SettingsError."""
+    prefill = _addresses(settings.prefill_workers_dns)
+    names = (*settings.workers_dns, *prefill, *settings.decode_workers_dns)
+    for cast, given, suffix in (
+        (casts.worker_urls, settings.all_workers(), ""),
+        (casts.dns_names, names, "_DNS"),
+    ):
+        try:
+            cast(given)
+        except ValueError as error:
+            kinds = f"WORKERS{suffix}, PREFILL_WORKERS{suffix} and DECODE_WORKERS{suffix}"
+            raise SettingsError(f"{kinds}: together {error}") from None
+    selectors = settings.kubernetes_selectors()
+    if len(set(selectors.values())) != len(selectors):
+        raise SettingsError(f"{' and '.join(selectors)}: the same pods cannot be all of it")
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:

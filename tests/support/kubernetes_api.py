@@ -15,14 +15,20 @@ TOKEN = "a-service-account's"
 _LIST = f"/api/v1/namespaces/{NAMESPACE}/pods"
 
 
-def pod(name: str, address: str, ready: bool = True, **annotations: str) -> dict[str, Any]:
-    """As the API has it, with the label app=sglang; `annotations` are those with the prefix wsgi-router/."""
+def pod(
+    name: str, address: str, ready: bool = True, role: str = "", bootstrap: str = "", **annotations: str
+) -> dict[str, Any]:
+    """As the API has it, with the labels app=sglang and `role`, if it has one.
+
+    `annotations` are those with the prefix wsgi-router/; `bootstrap` is SGLang's.
+    """
+    noted = {f"wsgi-router/{key}": value for key, value in annotations.items()}
     return {
         "metadata": {
             "name": name,
             "namespace": NAMESPACE,
-            "labels": {"app": "sglang"},
-            "annotations": {f"wsgi-router/{key}": value for key, value in annotations.items()},
+            "labels": {"app": "sglang", **({"role": role} if role else {})},
+            "annotations": noted | ({"sglang.ai/bootstrap-port": bootstrap} if bootstrap else {}),
         },
         "spec": {"containers": [{"name": "main"}]},
         "status": {
@@ -41,7 +47,7 @@ class KubernetesApi:
         self.lists = 0
         self.watches: list[str] = []
         self._pods: dict[str, dict[str, Any]] = {}
-        self._events: list[tuple[int, dict[str, Any]]] = []
+        self._events: list[tuple[int, dict[str, Any], dict[str, Any]]] = []
         self._version = 100
         self._oldest = 100
         self._cuts = 0
@@ -53,8 +59,8 @@ class KubernetesApi:
 
     def put(self, pod: dict[str, Any]) -> None:
         with self._changed:
-            kind = "MODIFIED" if pod["metadata"]["name"] in self._pods else "ADDED"
-            self._record(kind, pod)
+            before = self._pods.get(pod["metadata"]["name"])
+            self._record("MODIFIED" if before else "ADDED", pod, before)
             self._pods[pod["metadata"]["name"]] = pod
 
     def delete(self, name: str) -> None:
@@ -79,10 +85,11 @@ class KubernetesApi:
             self._oldest = self._version
         self.cut()
 
-    def _record(self, kind: str, thing: dict[str, Any]) -> None:
+    def _record(self, kind: str, thing: dict[str, Any], before: dict[str, Any] | None = None) -> None:
         self._version += 1
         thing["metadata"]["resourceVersion"] = str(self._version)
-        self._events.append((self._version, {"type": kind, "object": json.loads(json.dumps(thing))}))
+        event = {"type": kind, "object": json.loads(json.dumps(thing))}
+        self._events.append((self._version, event, before or thing))
         self._changed.notify_all()
 
     def kubeconfig(self, folder: Path, user: dict[str, Any] | None = None) -> Path:
@@ -126,12 +133,22 @@ class KubernetesApi:
                 write({"type": "ERROR", "object": status})
                 return
             while self._cuts == cuts:
-                for number, event in self._events:
-                    if number > seen and (event["type"] == "BOOKMARK" or _matches(event["object"], selector)):
-                        write(event)
+                for number, event, before in self._events:
+                    if number > seen and (seen_event := _seen(event, before, selector)):
+                        write(seen_event)
                     seen = max(seen, number)
                 if not self._changed.wait(seconds):
                     return
+
+
+def _seen(event: dict[str, Any], before: dict[str, Any], selector: str) -> dict[str, Any] | None:
+    """An event as those see it who watch a selector: a pod whose labels change may come or go."""
+    if event["type"] == "BOOKMARK":
+        return event
+    was, is_now = _matches(before, selector), _matches(event["object"], selector)
+    if event["type"] == "MODIFIED" and was != is_now:
+        return {**event, "type": "ADDED" if is_now else "DELETED"}
+    return event if is_now else None
 
 
 def _matches(pod: dict[str, Any], selector: str) -> bool:

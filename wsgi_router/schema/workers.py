@@ -25,8 +25,10 @@ class NewWorker(msgspec.Struct, kw_only=True):
     unknown: list[str] = msgspec.field(default_factory=list)
 
     @property
-    def part(self) -> Part:
-        return Part(self.role or self.worker_type or Role.REGULAR, self.bootstrap_port or BOOTSTRAP_PORT)
+    def part(self) -> Part | None:
+        """None where the request does not say."""
+        role = self.role or self.worker_type
+        return Part(role, self.bootstrap_port or BOOTSTRAP_PORT) if role else None
 
 
 class WorkerChange(msgspec.Struct, kw_only=True):
@@ -53,7 +55,8 @@ def parse_new_worker(body: bytes) -> NewWorker:
         raise bad("url", f"'url': {error}.") from None
     if request.role and request.worker_type and request.role != request.worker_type:
         raise bad("worker_type", "'worker_type' is another name of 'role', which differs.")
-    if request.bootstrap_port is not None and request.part.role is not Role.PREFILL:
+    role = request.part.role if request.part else Role.REGULAR
+    if request.bootstrap_port is not None and role is not Role.PREFILL:
         raise bad("bootstrap_port", "'bootstrap_port' is for workers of the role 'prefill' alone.")
     request.unknown = NEW_WORKER.unknown(value)
     return request

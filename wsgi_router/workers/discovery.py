@@ -1,4 +1,4 @@
-"""Workers that come and go by themselves: the addresses of a name (WORKERS_DNS), the pods of a label.
+"""Workers that come and go by themselves: the addresses of a name, the pods of a label (`origins`).
 
 The leading process alone looks; what it finds goes into the list of workers, which all processes follow. A
 source that cannot be asked keeps the workers it had.
@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
 from wsgi_router import runtime
 from wsgi_router.errors import RouterError
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers.origins import Origin, origins
 from wsgi_router.workers.pods import Pods
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.roles import Part
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,12 +27,12 @@ FIRST_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.5
 """Longest time until a process takes over from a leader that has ended."""
 
-Tell = Callable[[Sequence[str]], bool]
-"""Takes the URLs of all workers that there are now; False if nobody wants to know any more."""
+Tell = Callable[[Mapping[str, Part]], bool]
+"""Takes all workers that there are now, by their URLs; False if nobody wants to know any more."""
 
 
 class Source(Protocol):
-    """What discovers workers. `name` is in `Settings.discovery_sources`."""
+    """What discovers workers. `name` is that of its origin."""
 
     name: str
     pause: float
@@ -46,10 +48,11 @@ class Source(Protocol):
 class DnsName:
     """Each address of a name; those of IPv4, if it has any, since a worker may have one of both kinds."""
 
-    def __init__(self, name: str, pause: float) -> None:
-        self.name = name
+    def __init__(self, origin: Origin, pause: float) -> None:
+        self.name = origin.name
         self.pause = pause
-        self._scheme, _, address = name.partition("://")
+        self._part = origin.part
+        self._scheme, _, address = origin.address.partition("://")
         self._host, _, self._port = address.rpartition(":")
 
     def expects(self, error: Exception) -> bool:
@@ -63,14 +66,14 @@ class DnsName:
                 addresses[family].add(str(address[0]))
         of_4, of_6 = addresses.values()
         hosts = sorted(of_4) or [f"[{host}]" for host in sorted(of_6)]
-        tell([f"{self._scheme}://{host}:{self._port}" for host in hosts])
+        tell({f"{self._scheme}://{host}:{self._port}": self._part for host in hosts})
 
 
 def _sources(settings: Settings) -> list[Source]:
-    sources: list[Source] = [DnsName(name, settings.discovery_interval) for name in settings.workers_dns]
-    for name in settings.discovery_sources()[len(sources) :]:
-        sources.append(Pods(name, settings))
-    return sources
+    return [
+        DnsName(origin, settings.discovery_interval) if origin.address else Pods(origin, settings)
+        for origin in origins(settings)
+    ]
 
 
 class Discovery:
@@ -120,11 +123,11 @@ class Discovery:
         return runtime.PeriodicTask(f"asking {source.name} for workers", turn, _LOOK_SECONDS)
 
     def _turn(self, source: Source) -> None:
-        def tell(urls: Sequence[str]) -> bool:
+        def tell(workers: Mapping[str, Part]) -> bool:
             if self._closed or not self._pool.leads():
                 return False
-            if self._pool.membership.discover(source.name, urls):
-                _LOG.info("%s has the workers %s", source.name, ", ".join(urls) or "(none)")
+            if self._pool.membership.discover(source.name, workers):
+                _LOG.info("%s has the workers %s", source.name, ", ".join(workers) or "(none)")
                 self._pool.follow()
             if self._troubles.pop(source.name, None):
                 _LOG.info("%s can be asked again", source.name)

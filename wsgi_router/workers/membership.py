@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,14 +23,14 @@ from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
 from wsgi_router.setting_casts import MOST_WORKERS, worker_url
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers.board import Board
-from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role
+from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role, split_port
 
 _LOG = logging.getLogger(__name__)
 _FILE: Final = "workers.json"
 _FOUND: Final = "discovered.json"
 
-Found = dict[str, list[str]]
-"""Workers' URLs by the source that has discovered them."""
+Found = dict[str, dict[str, Part]]
+"""Workers and their parts, by the source that has discovered them."""
 NO_PARTS: Final[Mapping[str, Part]] = {}
 
 
@@ -53,7 +53,7 @@ class Changes(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
     added: list[str] = msgspec.field(default_factory=list)
     halves: dict[str, Half] = msgspec.field(default_factory=dict)
-    """What is another part than the settings say; for one that they do not name, than a regular one."""
+    """What is another part than the settings or a source say; for one unknown to them, than a regular one."""
     removed: list[str] = msgspec.field(default_factory=list)
     draining: list[str] = msgspec.field(default_factory=list)
 
@@ -75,9 +75,8 @@ class WorkerExistsError(RouterError):
 def parts(settings: Settings) -> dict[str, Part]:
     """The settings' workers by URL, in order."""
     found = dict.fromkeys(settings.workers, REGULAR)
-    for text in settings.prefill_workers:
-        url, _, port = text.partition(" ")
-        found[url] = Part(Role.PREFILL, int(port or BOOTSTRAP_PORT))
+    for url, port in map(split_port, settings.prefill_workers):
+        found[url] = Part(Role.PREFILL, port)
     return found | dict.fromkeys(settings.decode_workers, Part(Role.DECODE))
 
 
@@ -105,7 +104,8 @@ def share(board: Board, changes: Changes | None) -> None:
 class Membership:
     """`urls`: the settings' workers. `path`: the file for the changes, if they are to outlive the server.
 
-    `parts`: of those in `urls` that are not regular workers. `sources`: names of those that discover workers.
+    `parts`: of those in `urls` that are not regular workers. `sources`: names of those that discover workers;
+    of one that several have, the first tells the part.
     Raises SettingsError for a file that cannot be used, if no board is shared; else see `read`.
     """
 
@@ -141,12 +141,12 @@ class Membership:
         """Whether each source has told what it has discovered. Raises SettingsError."""
         return self._read_found().keys() >= set(self._sources)
 
-    def discover(self, source: str, urls: Sequence[str]) -> bool:
+    def discover(self, source: str, workers: Mapping[str, Part]) -> bool:
         """`source` has these workers now; whether that changes anything. Raises InternalError."""
         with self._board.locked():
             found = self._latest_found()
             before = found.get(source)
-            found[source] = list(urls)
+            found[source] = dict(workers)
             if found[source] == before:
                 return False
             changes = self._latest()
@@ -195,18 +195,26 @@ class Membership:
     def members(self) -> Mapping[str, Member]:
         """`entries` with the part of each. Raises SettingsError."""
         changes = self._read()
-        entries = _entries(self._urls, changes, self._of_sources(self._read_found()))
-        return {url: Member(self._part(url, changes), draining) for url, draining in entries.items()}
+        found = self._of_sources(self._read_found())
+        entries = _entries(self._urls, changes, found)
+        return {url: Member(self._part(url, changes, found), draining) for url, draining in entries.items()}
 
-    def _part(self, url: str, changes: Changes) -> Part:
+    def _part(self, url: str, changes: Changes, found: Mapping[str, Part]) -> Part:
         half = changes.halves.get(url)
         # The settings have come to name one that was added: they say what it is.
         if half is None or (url in self._urls and url in changes.added):
-            return self._parts.get(url, REGULAR)
+            return self._known_part(url, found)
         return Part(half.role, half.bootstrap_port)
 
-    def add(self, url: str, part: Part = REGULAR) -> None:
-        """Raises WorkerExistsError, InvalidRequestError where there are too many, InternalError."""
+    def _known_part(self, url: str, found: Mapping[str, Part]) -> Part:
+        """What a worker is, if no operator says more."""
+        return self._parts.get(url, REGULAR) if url in self._urls else found.get(url, REGULAR)
+
+    def add(self, url: str, part: Part | None = None) -> None:
+        """None as `part`: what the settings or a source say, else a regular worker.
+
+        Raises WorkerExistsError, InvalidRequestError where there are too many, InternalError.
+        """
         with self._board.locked():
             changes = self._latest()
             discovered = self._latest_discovered()
@@ -221,7 +229,7 @@ class Membership:
                 changes.removed.remove(url)
             if url not in self._urls and url not in discovered:
                 changes.added.append(url)
-            if part != self._parts.get(url, REGULAR):
+            if part is not None and part != self._known_part(url, discovered):
                 changes.halves[url] = Half(*part)
             self._write(changes)
 
@@ -248,12 +256,16 @@ class Membership:
                 changes.draining.append(url)
             self._write(changes)
 
-    def _latest_discovered(self) -> list[str]:
+    def _latest_discovered(self) -> dict[str, Part]:
         """Raises InternalError."""
         return self._of_sources(self._latest_found())
 
-    def _of_sources(self, found: Found) -> list[str]:
-        return [url for source in self._sources for url in found.get(source, ())]
+    def _of_sources(self, found: Found) -> dict[str, Part]:
+        workers: dict[str, Part] = {}
+        for source in self._sources:
+            for url, part in found.get(source, {}).items():
+                workers.setdefault(url, part)
+        return workers
 
     def _read(self) -> Changes:
         if self._shared is None:
@@ -293,7 +305,7 @@ def _address(url: str) -> str:
     return url.partition("://")[2]
 
 
-def _entries(urls: Sequence[str], changes: Changes, discovered: Sequence[str] = ()) -> dict[str, bool]:
+def _entries(urls: Sequence[str], changes: Changes, discovered: Iterable[str] = ()) -> dict[str, bool]:
     entries = [url for url in urls if url not in changes.removed]
     room = max(len(entries) + len(changes.added), MOST_WORKERS)
     addresses = set(map(_address, entries))

@@ -2,6 +2,9 @@
 
 The pods are listed once and then watched; each watch begins where the last one ended. When that is too long
 ago for Kubernetes (410 Gone), they are listed anew.
+
+A pod that several selectors match belongs to the first of them, by its labels: what the other watches have
+heard of it so far tells nothing for sure.
 """
 
 from __future__ import annotations
@@ -11,19 +14,23 @@ import importlib.util
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from wsgi_router import runtime
-from wsgi_router.setting_casts import worker_url
+from wsgi_router import label_selectors, runtime
+from wsgi_router.setting_casts import integer, worker_url
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers.origins import Origin
+from wsgi_router.workers.roles import Part, Role
 
 _LOG = logging.getLogger(__name__)
 
 PORT: Final = "wsgi-router/port"
 SCHEME: Final = "wsgi-router/scheme"
 """Annotations of a pod: where its worker listens, and whether by grpc (the default) or grpcs."""
+BOOTSTRAP_PORT: Final = "sglang.ai/bootstrap-port"
+"""Where its prefill worker is met; SGLang's own router goes by it, too."""
 _WATCH_SECONDS: Final = 60
 _CONNECT_SECONDS: Final = 5
 _GRACE_SECONDS: Final = 10
@@ -33,8 +40,10 @@ _OWN_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/name
 
 def check(settings: Settings) -> None:
     """Raises SettingsError if pods are wanted, and Kubernetes' client is not there."""
-    if settings.kubernetes_selector and importlib.util.find_spec("kubernetes") is None:
-        raise SettingsError("KUBERNETES_SELECTOR needs the package kubernetes: wsgi-router[kubernetes]")
+    selectors = settings.kubernetes_selectors()
+    if selectors and importlib.util.find_spec("kubernetes") is None:
+        name = next(iter(selectors))
+        raise SettingsError(f"{name} needs the package kubernetes: wsgi-router[kubernetes]")
 
 
 class GoneError(Exception):
@@ -45,8 +54,11 @@ class WatchError(Exception):
     """Kubernetes has ended a watch with an error."""
 
 
-def url_of(pod: Mapping[str, Any], port: int) -> str | None:
-    """The worker in a pod, as Kubernetes' API describes it; None if it is not ready."""
+def worker_of(pod: Mapping[str, Any], port: int, part: Part) -> tuple[str, Part] | None:
+    """The worker in a pod, as Kubernetes' API describes it; None if it is not ready.
+
+    `port` and `part`: what holds where the pod says nothing else. Raises ValueError for what it says.
+    """
     status, metadata = pod.get("status") or {}, pod["metadata"]
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
     address = status.get("podIP")
@@ -54,11 +66,17 @@ def url_of(pod: Mapping[str, Any], port: int) -> str | None:
         return None
     told = metadata.get("annotations") or {}
     host = f"[{address}]" if ":" in address else address
+    url = worker_url(f"{told.get(SCHEME, 'grpc')}://{host}:{told.get(PORT, port)}")
+    if part.role is Role.PREFILL and BOOTSTRAP_PORT in told:
+        part = part._replace(bootstrap_port=_bootstrap_port(told[BOOTSTRAP_PORT]))
+    return url, part
+
+
+def _bootstrap_port(value: object) -> int:
     try:
-        return worker_url(f"{told.get(SCHEME, 'grpc')}://{host}:{told.get(PORT, port)}")
+        return integer(1, 65535)(value)
     except ValueError as error:
-        _LOG.error("pod %s is passed over: %s", metadata.get("name"), error)
-        return None
+        raise ValueError(f"{BOOTSTRAP_PORT} {error}") from None
 
 
 class Pods:
@@ -67,23 +85,26 @@ class Pods:
     Raises SettingsError, as `check` does.
     """
 
-    def __init__(self, name: str, settings: Settings) -> None:
+    def __init__(self, origin: Origin, settings: Settings) -> None:
         check(settings)
-        self.name = name
+        self.name = origin.name
         self.pause = settings.discovery_interval
-        self._selector = settings.kubernetes_selector
+        self._part = origin.part
+        self._selector = origin.selector
+        self._first = tuple(map(label_selectors.parse, origin.first))
+        self._faults: dict[str, str] = {}  # of pods that are passed over
         self._namespace = settings.kubernetes_namespace or _own_namespace()
         self._port = settings.kubernetes_port
         self._api: Any = None
 
-    def turn(self, tell: Callable[[Sequence[str]], bool]) -> None:
+    def turn(self, tell: Callable[[Mapping[str, Part]], bool]) -> None:
         if self._api is None:
             # It takes a second, and 50 MiB: of the leading process alone.
             kubernetes = runtime.call_in_pool(importlib.import_module, "kubernetes")
             self._api = _connect(kubernetes)
         try:
             pods, version = self._list()
-            while tell(self._urls(pods)):
+            while tell(self._workers(pods)):
                 version = self._watch(pods, version, tell)
         except GoneError:
             _LOG.debug("%s: listed anew", self.name)
@@ -100,7 +121,7 @@ class Pods:
         listed = json.loads(answer.data)
         return {_key(pod): pod for pod in listed["items"]}, listed["metadata"]["resourceVersion"]
 
-    def _watch(self, pods: dict[str, Any], version: str, tell: Callable[[Sequence[str]], bool]) -> str:
+    def _watch(self, pods: dict[str, Any], version: str, tell: Callable[[Mapping[str, Part]], bool]) -> str:
         """Keeps `pods` up to date until the watch ends; returns where the next one begins. GoneError."""
         answer = self._call(
             watch=True,
@@ -112,7 +133,7 @@ class Pods:
         try:
             for event in _events(answer.stream(decode_content=False)):
                 version = _take(event, pods) or version
-                if not tell(self._urls(pods)):
+                if not tell(self._workers(pods)):
                     break
             return version
         finally:
@@ -124,9 +145,25 @@ class Pods:
             self._namespace, label_selector=self._selector, _preload_content=False, **options
         )
 
-    def _urls(self, pods: Mapping[str, Any]) -> list[str]:
-        urls = (url_of(pod, self._port) for pod in pods.values())
-        return sorted({url for url in urls if url is not None})
+    def _workers(self, pods: Mapping[str, Any]) -> dict[str, Part]:
+        """By their URLs, sorted."""
+        found: dict[str, Part] = {}
+        faults: dict[str, str] = {}
+        for key, pod in pods.items():
+            try:
+                worker = None if self._is_another(pod) else worker_of(pod, self._port, self._part)
+                if worker is not None:
+                    found.setdefault(*worker)
+            except ValueError as error:
+                faults[key] = str(error)
+                if self._faults.get(key) != faults[key]:  # it is looked at again and again
+                    _LOG.error("pod %s is passed over: %s", key, error)
+        self._faults = faults
+        return dict(sorted(found.items()))
+
+    def _is_another(self, pod: Mapping[str, Any]) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        return any(label_selectors.matches(selector, labels) for selector in self._first)
 
 
 def _key(pod: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from wsgi_router.workers import cards, health
 from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership, parts
+from wsgi_router.workers.origins import origins
 from wsgi_router.workers.policies import Policy, make_policy
 from wsgi_router.workers.probing import Prober
 from wsgi_router.workers.retries import Retries
@@ -66,7 +67,11 @@ class WorkerPool:
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         known = parts(settings)
         self.membership = Membership(
-            tuple(known), self._board, settings.workers_file, known, settings.discovery_sources()
+            tuple(known),
+            self._board,
+            settings.workers_file,
+            known,
+            tuple(origin.name for origin in origins(settings)),
         )
         self._taken = taken
         self._generation = self.membership.generation

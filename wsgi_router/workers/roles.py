@@ -24,6 +24,12 @@ class Part(NamedTuple):
     bootstrap_port: int = BOOTSTRAP_PORT
 
 
+def split_port(text: str) -> tuple[str, int]:
+    """The address and the bootstrap port of a prefill worker as the settings have it: "URL" or "URL PORT"."""
+    url, _, port = text.partition(" ")
+    return url, int(port or BOOTSTRAP_PORT)
+
+
 REGULAR: Final = Part()
 EVERY_ROLE: Final = frozenset(Role)
 PROMPT_ROLES: Final = frozenset({Role.REGULAR, Role.PREFILL})
