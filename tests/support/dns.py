@@ -1,4 +1,4 @@
-"""A DNS server for one name, whose IPv4 addresses a test changes."""
+"""A DNS server for names whose IPv4 addresses a test changes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ _A, _SERVFAIL = 1, 2
 
 
 class DnsServer:
-    """Answers all names with `addresses`, or with a failure if that is None."""
+    """Answers names with `addresses`, or with a failure if that is None; those in `others` with theirs."""
 
     def __init__(self, *addresses: str) -> None:
         self.addresses: tuple[str, ...] | None = addresses
+        self.others: dict[str, tuple[str, ...]] = {}
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
@@ -42,12 +43,21 @@ class DnsServer:
         end = query.index(b"\0", 12) + 5
         question = query[12:end]
         kind = struct.unpack(">H", question[-4:-2])[0]
-        if self.addresses is None:
+        told = self.others.get(_name(question), self.addresses)
+        if told is None:
             return number + struct.pack(">HHHHH", 0x8180 | _SERVFAIL, 1, 0, 0, 0) + question
-        addresses = self.addresses if kind == _A else ()
+        addresses = told if kind == _A else ()
         head = number + struct.pack(">HHHHH", 0x8180, 1, len(addresses), 0, 0)
         records = (
             b"\xc0\x0c" + struct.pack(">HHIH", _A, 1, 0, 4) + socket.inet_aton(address)
             for address in addresses
         )
         return head + question + b"".join(records)
+
+
+def _name(question: bytes) -> str:
+    labels, place = [], 0
+    while size := question[place]:
+        labels.append(question[place + 1 : place + 1 + size].decode())
+        place += 1 + size
+    return ".".join(labels)
