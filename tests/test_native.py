@@ -67,7 +67,7 @@ def test_a_template_of_ones_own(folder: Path, tmp_path: Path) -> None:
     assert loaded.prepare(job("ä")).prompt == "<ä>"
 
 
-@pytest.mark.parametrize("named", ["TOKENIZER_PATH", "CHAT_TEMPLATE"])
+@pytest.mark.parametrize("named", ["TOKENIZER_PATH", "CHAT_TEMPLATE", "CHAT_TEMPLATES: m"])
 def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: str) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text("{")
@@ -81,11 +81,37 @@ def test_what_cannot_be_loaded_is_one_line(folder: Path, tmp_path: Path, named: 
             Settings(tokenizer_path=str(folder), chat_template=str(path))
             for path in (tmp_path / "no.jinja", template, tmp_path)
         ],
+        "CHAT_TEMPLATES: m": [
+            *(
+                Settings(tokenizer_path=str(folder), chat_templates=(("m", str(path)),))
+                for path in (tmp_path / "no.jinja", template)
+            ),
+            Settings(tokenizers=(("m", str(folder)),), chat_templates=(("m", str(template)),)),
+            Settings(chat_templates=(("m", str(tmp_path)),)),  # read though nobody has asked for it yet
+        ],
     }
     for settings in cases[named]:
         with pytest.raises(SettingsError, match=named) as caught:
             native.load_tokenizer(settings)
         assert "\n" not in str(caught.value)
+
+
+def test_one_tokenizer_is_loaded_once(folder: Path, tmp_path: Path) -> None:
+    """For all models that name it with the same template."""
+    template = tmp_path / "template.jinja"
+    template.write_text("x")
+    path = str(folder)
+    settings = Settings(
+        tokenizer_path=path,
+        tokenizers=(("a", path), ("b", path)),
+        chat_templates=(("b", str(template)), ("c", str(template))),
+    )
+    found = native.load_tokenizers(settings)
+    assert found.keys() == {native.DEFAULT, "a", "b", "c"}
+    assert found[native.DEFAULT] is found["a"] is not found["b"]
+    assert found["b"] is found["c"]
+    job_of_b = found["b"].prepare(job("ä"))
+    assert job_of_b.prompt == "x"
 
 
 def no_thread_scenario(folder: str) -> None:

@@ -309,8 +309,52 @@ def test_halves_that_cannot_be_discovered(given: dict[str, str], message: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_tokenizers_are_those_of_served_names() -> None:
-    given = {"WSGI_ROUTER_MODEL": "served", "WSGI_ROUTER_TOKENIZERS": "own=/tmp"}
-    with pytest.raises(settings.SettingsError, match="TOKENIZERS"):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOKENIZERS", "/tmp"),
+        ("CHAT_TEMPLATES", "/tmp/x.jinja"),
+        ("TOOL_CALL_PARSERS", "qwen"),
+        ("REASONING_PARSERS", "none"),
+    ],
+)
+def test_what_models_have_is_by_served_names(name: str, value: str) -> None:
+    given = {"WSGI_ROUTER_MODEL": "served", f"WSGI_ROUTER_{name}": f"own={value}"}
+    with pytest.raises(settings.SettingsError, match=f"WSGI_ROUTER_{name} names another model"):
         settings.load(given)
-    settings.load({**given, "WSGI_ROUTER_TOKENIZERS": "served=/tmp"})
+    settings.load({**given, f"WSGI_ROUTER_{name}": f"served={value}"})
+    settings.load({f"WSGI_ROUTER_{name}": f"own={value}"})  # such a model may come
+
+
+def test_formats_by_model(tmp_path: Path) -> None:
+    loaded = settings.load(
+        {
+            "WSGI_ROUTER_TOOL_CALL_PARSER": "llama3",
+            "WSGI_ROUTER_TOOL_CALL_PARSERS": "org/a = Hermes, b:c=auto,",
+            "WSGI_ROUTER_REASONING_PARSERS": "org/a=deepseek-r1",
+        }
+    )
+    assert loaded.tool_call_parsers == (("org/a", "qwen"), ("b:c", "auto"))
+    formats = [loaded.tool_format(model) for model in ("org/a", "b:c", "org/A", "")]
+    assert formats == ["qwen", "auto", "llama", "llama"]
+    assert [loaded.reasoning_format(model) for model in ("org/a", "x")] == ["deepseek_r1", "auto"]
+    path = tmp_path / "router.toml"
+    for text in ('{"org/a" = "hermes", b = "none"}', '["org/a=qwen", "b=none"]', '"org/a=qwen,b=none"'):
+        path.write_text(f"tool_call_parsers = {text}")
+        found = settings.load({"WSGI_ROUTER_CONFIG": str(path)}).tool_call_parsers
+        assert found == (("org/a", "qwen"), ("b", "none"))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("qwen", "must be NAME=FORMAT"),
+        ("a=", "must be NAME=FORMAT"),
+        ("a=qwen,a=llama", "names a model twice"),
+        ("b=none,a=gwen", "a: must be one of auto, none, .*, not 'gwen'"),
+    ],
+)
+def test_formats_by_model_that_cannot_be(value: str, message: str) -> None:
+    with pytest.raises(settings.SettingsError, match=f"^WSGI_ROUTER_TOOL_CALL_PARSERS: {message}") as caught:
+        settings.load({"WSGI_ROUTER_TOOL_CALL_PARSERS": value})
+    assert "\n" not in str(caught.value)

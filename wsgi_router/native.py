@@ -13,7 +13,7 @@ import re
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from wsgi_router import _core, observability, runtime
 from wsgi_router._core import (
@@ -140,7 +140,7 @@ _shared: dict[tuple[object, ...], Tokenizers] = {}
 
 
 def _named(settings: Settings) -> tuple[object, ...]:
-    return settings.tokenizer_path, settings.chat_template, settings.tokenizers
+    return settings.tokenizer_path, settings.chat_template, settings.tokenizers, settings.chat_templates
 
 
 def share_tokenizers(settings: Settings, tokenizers: Tokenizers) -> None:
@@ -193,43 +193,63 @@ def prefix_table(settings: Settings) -> PrefixTable:
 
 def read_tokenizers(settings: Settings) -> Tokenizers:
     """The tokenizers that the settings name. Starts no thread. Raises SettingsError."""
-    found: dict[str, Tokenizer] = {}
-    template = _template(settings)
+    templates = _templates(settings)
+    named: dict[str, tuple[str, str]] = {}
     if settings.tokenizer_path:
-        found[DEFAULT] = _named_by("TOKENIZER_PATH", settings.tokenizer_path, template, settings)
-    by_path: dict[str, Tokenizer] = {}
-    for model, path in settings.tokenizers:
-        if path not in by_path:
-            by_path[path] = _named_by(f"TOKENIZERS: {model}", path, None, settings)
-        found[model] = by_path[path]
+        named = dict.fromkeys((DEFAULT, *templates), ("TOKENIZER_PATH", settings.tokenizer_path))
+    named |= {model: (f"TOKENIZERS: {model}", path) for model, path in settings.tokenizers}
+    made: dict[tuple[str, str | None], Tokenizer] = {}
+    found: dict[str, Tokenizer] = {}
+    for model, (setting, path) in named.items():
+        template = templates.get(model)
+        key = path, template and template.text
+        if key not in made:
+            made[key] = _named_by(setting, path, template, settings)
+        found[model] = made[key]
     return found
 
 
-def open_tokenizer(folder: Path, settings: Settings) -> Tokenizer:
+def open_tokenizer(folder: Path, model: str, settings: Settings) -> Tokenizer:
     """The tokenizer of a model that the settings name none for. Raises SettingsError."""
-    return _named_by(f"the tokenizer in {folder}", str(folder), _template(settings), settings)
+    templates = _templates(settings)
+    template = templates.get(model, templates.get(DEFAULT))
+    return _named_by(f"the tokenizer in {folder}", str(folder), template, settings)
 
 
-def _template(settings: Settings) -> str | None:
-    return _read_template(settings.chat_template) if settings.chat_template else None
+class _Template(NamedTuple):
+    """A chat template that a setting names."""
+
+    setting: str
+    text: str
 
 
-def _named_by(setting: str, path: str, template: str | None, settings: Settings) -> Tokenizer:
+def _templates(settings: Settings) -> Mapping[str, _Template]:
+    """By model; that of DEFAULT is not for the models in TOKENIZERS."""
+    found = {
+        model: _read_template(f"CHAT_TEMPLATES: {model}", path) for model, path in settings.chat_templates
+    }
+    if settings.chat_template:
+        found[DEFAULT] = _read_template("CHAT_TEMPLATE", settings.chat_template)
+    return found
+
+
+def _named_by(setting: str, path: str, template: _Template | None, settings: Settings) -> Tokenizer:
+    text = template.text if template is not None else None
     try:
-        return Tokenizer(path, template, settings.prompt_cache_mib << 20)
+        return Tokenizer(path, text, settings.prompt_cache_mib << 20)
     except NativeError as error:
-        own = template is not None and error.param == "chat_template"
-        name = "CHAT_TEMPLATE" if own else setting
+        broken = template if error.param == "chat_template" else None
+        name = broken.setting if broken is not None else setting
         raise SettingsError(f"{name}: {' '.join(error.message.split())}") from None
 
 
-def _read_template(path: str) -> str:
+def _read_template(setting: str, path: str) -> _Template:
     try:
-        return Path(path).read_text("utf-8")
+        return _Template(setting, Path(path).read_text("utf-8"))
     except OSError as error:
-        raise SettingsError(f"CHAT_TEMPLATE: cannot read {path}: {error.strerror}") from None
+        raise SettingsError(f"{setting}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"CHAT_TEMPLATE: {path} is not UTF-8") from None
+        raise SettingsError(f"{setting}: {path} is not UTF-8") from None
 
 
 def prepare(tokenizer: Tokenizer, job: bytes, inline_bytes: int, at: str | None = None) -> Prepared:

@@ -315,12 +315,12 @@ REASONING: Final = Formats(REASONING_FORMATS, NONE)
 
 
 def tool_setting(value: object) -> str:
-    """Cast of the setting TOOL_CALL_PARSER."""
+    """Cast of the setting TOOL_CALL_PARSER, and of a format in TOOL_CALL_PARSERS."""
     return TOOLS.canonical(_word(value))
 
 
 def reasoning_setting(value: object) -> str:
-    """Cast of the setting REASONING_PARSER."""
+    """Cast of the setting REASONING_PARSER, and of a format in REASONING_PARSERS."""
     return REASONING.canonical(_word(value))
 
 

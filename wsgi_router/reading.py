@@ -119,8 +119,8 @@ def plan(
     `continued`: the last message is the answer's beginning.
     """
     models = known_as(card)
-    form = parsers.TOOLS.choose(settings.tool_call_parser, models)
-    reasoning = parsers.REASONING.choose(settings.reasoning_parser, models)
+    form = parsers.TOOLS.choose(settings.tool_format(card.name), models)
+    reasoning = parsers.REASONING.choose(settings.reasoning_format(card.name), models)
     before = count_calls(messages)
     return Plan(
         output=output,

@@ -158,16 +158,27 @@ def worker_urls(value: object) -> tuple[str, ...]:
     return urls
 
 
-def paths_by_model(value: object) -> tuple[tuple[str, str], ...]:
-    """Pairs, from NAME=PATH words or a table."""
-    given = [f"{name}={path}" for name, path in value.items()] if isinstance(value, Mapping) else value
-    parts = (word.partition("=") for word in _words(given))
-    pairs = tuple((name.strip(), path.strip()) for name, _, path in parts)
-    if not all(name and path for name, path in pairs):
-        raise ValueError("must be NAME=PATH, with commas between them")
-    if len(dict(pairs)) != len(pairs):
-        raise ValueError("names a model twice")
-    return pairs
+def by_model(cast: Callable[[object], str], what: str) -> Callable[[object], tuple[tuple[str, str], ...]]:
+    """Pairs of a model's name and what `cast` makes, from NAME=VALUE words or a table; `what`: see errors."""
+
+    def split(value: object) -> tuple[tuple[str, str], ...]:
+        given = [f"{name}={one}" for name, one in value.items()] if isinstance(value, Mapping) else value
+        parts = (word.partition("=") for word in _words(given))
+        pairs = tuple((name.strip(), one.strip()) for name, _, one in parts)
+        if not all(name and one for name, one in pairs):
+            raise ValueError(f"must be NAME={what}, with commas between them")
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("names a model twice")
+        return tuple((name, _of_model(name, cast, one)) for name, one in pairs)
+
+    return split
+
+
+def _of_model(name: str, cast: Callable[[object], str], value: str) -> str:
+    try:
+        return cast(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def with_ports(cast: Callable[[object], tuple[str, ...]]) -> Callable[[object], tuple[str, ...]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from wsgi_router import parsers, setting_sources
+from wsgi_router import parsers, setting_sources, setting_tables
 from wsgi_router import setting_casts as casts
 from wsgi_router.setting_sources import ALIASES, CONFIG_VARIABLE, PREFIX, SettingsError, processes
 
@@ -134,7 +134,9 @@ class Settings:
         "`TOKENIZERS` does not name. Empty: their workers are asked for it.",
     )
     tokenizers: tuple[tuple[str, str], ...] = _row(
-        (), casts.paths_by_model, "Models with tokenizers of their own, NAME=PATH, separated by commas."
+        (),
+        casts.by_model(casts.as_text, "PATH"),
+        "Models with tokenizers of their own, NAME=PATH, separated by commas.",
     )
     tokenizer_cache: str = _row(
         "",
@@ -152,17 +154,30 @@ class Settings:
         "File with a chat template (Jinja) in place of the tokenizer's own, for all models that `TOKENIZERS` "
         "does not name.",
     )
+    chat_templates: tuple[tuple[str, str], ...] = _row(
+        (),
+        casts.by_model(casts.as_text, "PATH"),
+        "Models with chat templates of their own, NAME=PATH, whatever names their tokenizers.",
+    )
     model: str = _row("", casts.as_text, "Served model name. Empty: the name that the workers report.")
     bind: str = _row("127.0.0.1:8080", casts.bind, "Address to listen on, HOST:PORT or unix:PATH.")
     tool_call_parser: str = _row(
         parsers.AUTO,
         parsers.tool_setting,
-        "Format of the model's tool calls: auto (by its name), none, or a format.",
+        "Format of the models' tool calls: auto (by their names), none, or a format.",
+    )
+    tool_call_parsers: tuple[tuple[str, str], ...] = _row(
+        (), casts.by_model(parsers.tool_setting, "FORMAT"), "Models with other formats of calls, NAME=FORMAT."
     )
     reasoning_parser: str = _row(
         parsers.AUTO,
         parsers.reasoning_setting,
-        "Format of the model's reasoning: auto (by its name), none, or a format.",
+        "Format of the models' reasoning: auto (by their names), none, or a format.",
+    )
+    reasoning_parsers: tuple[tuple[str, str], ...] = _row(
+        (),
+        casts.by_model(parsers.reasoning_setting, "FORMAT"),
+        "Models with other formats of reasoning, NAME=FORMAT.",
     )
     policy: str = _row(
         "least_load",
@@ -397,6 +412,14 @@ class Settings:
         names = ("kubernetes_prefill_selector", "kubernetes_decode_selector", "kubernetes_selector")
         return {name.upper(): given for name in names if (given := getattr(self, name))}
 
+    def tool_format(self, model: str) -> str:
+        """TOOL_CALL_PARSER, or what TOOL_CALL_PARSERS has in its place for this served name."""
+        return _of(model, self.tool_call_parsers, self.tool_call_parser)
+
+    def reasoning_format(self, model: str) -> str:
+        """As `tool_format`, of reasoning."""
+        return _of(model, self.reasoning_parsers, self.reasoning_parser)
+
     def public(self) -> bool:
         """Whether `bind` is reachable from other machines."""
         if self.bind.startswith("unix:"):
@@ -407,6 +430,10 @@ class Settings:
 
 def _addresses(prefill_workers: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(text.partition(" ")[0] for text in prefill_workers)
+
+
+def _of(model: str, pairs: tuple[tuple[str, str], ...], default: str) -> str:
+    return next((value for name, value in pairs if name == model), default)
 
 
 FIELDS: Final = {field.name: field for field in dataclasses.fields(Settings)}
@@ -439,10 +466,11 @@ def _check_together(settings: Settings) -> None:
     keys = {key for key, _ in settings.key_priorities}
     if not keys <= set(settings.api_keys):
         raise SettingsError(f"{PREFIX}KEY_PRIORITIES names a key that is not in {PREFIX}API_KEYS")
-    if settings.model and {name for name, _ in settings.tokenizers} - {settings.model}:
-        raise SettingsError(
-            f"{PREFIX}TOKENIZERS names another model than {PREFIX}MODEL, as which all are served"
-        )
+    for setting in ("tokenizers", "chat_templates", "tool_call_parsers", "reasoning_parsers"):
+        if settings.model and {name for name, _ in getattr(settings, setting)} - {settings.model}:
+            raise SettingsError(
+                f"{PREFIX}{setting.upper()} names another model than {PREFIX}MODEL, as which all are served"
+            )
     if (settings.shed_waiting_requests or settings.shed_token_usage) and not settings.loads_interval:
         raise SettingsError(
             f"{PREFIX}SHED_… needs {PREFIX}LOADS_INTERVAL: else no worker is asked for its load"
@@ -472,35 +500,11 @@ def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     return setting_sources.unknown_variables(FIELDS, environ)
 
 
-# Renderings: what the README and conf/router.toml show is made from the table.
-
-
-def _default_text(value: object) -> str:
-    """A default as TOML writes it."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
-    return (
-        f'"{value}"' if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
-    )
-
-
 def markdown_table() -> str:
     """The table of settings in README.md."""
-    lines = ["| Setting | Default | What for |", "|---|---|---|"]
-    for name, field in FIELDS.items():
-        default = _default_text(field.default)
-        lines.append(f"| `{PREFIX}{name.upper()}` | `{default}` | {field.metadata['reason']} |")
-    return "\n".join(lines) + "\n"
+    return setting_tables.markdown_table(FIELDS)
 
 
 def toml_example() -> str:
     """conf/router.toml: every setting at its default."""
-    lines = [
-        "# Settings of the router; name this file in WSGI_ROUTER_CONFIG.",
-        "# Every line shows the default. The environment (WSGI_ROUTER_<NAME>) wins over this file.",
-    ]
-    for name, field in FIELDS.items():
-        lines += ["", f"# {field.metadata['reason']}", f"{name} = {_default_text(field.default)}"]
-    return "\n".join(lines) + "\n"
+    return setting_tables.toml_example(FIELDS)

@@ -185,7 +185,7 @@ class Tokenizers:
 
     def _load(self, folder: Path, record: Record) -> native.Tokenizer:
         try:
-            tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, self._settings)
+            tokenizer = runtime.call_in_pool(native.open_tokenizer, folder, record.model, self._settings)
         except BaseException:
             self._its_store().release(record.model)
             raise
