@@ -109,12 +109,22 @@ def test_without_a_file_the_system_is_trusted(
     assert tls.load(Settings()).roots.strip() == authority.file.read_bytes().strip()
 
 
-def test_a_system_that_trusts_nobody_has_to_be_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"workers": ("grpcs://127.0.0.1:1",)},
+        {"workers_dns": ("grpcs://a.test:1",)},
+        {"prefill_workers_dns": ("grpcs://a.test:1 9001",)},
+    ],
+)
+def test_a_system_that_trusts_nobody_has_to_be_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", "/no/such.pem")
     monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     NativeTransport(Settings(workers=("grpc://127.0.0.1:1",))).close()
     with pytest.raises(SettingsError, match=r"^WORKER_CA_FILE: must be set"):
-        tls.load(Settings(workers=("grpcs://127.0.0.1:1",)))
+        tls.load(Settings(**settings))
 
 
 def test_what_only_the_core_refuses_is_a_setting_s_error(pair: Pair, tmp_path: Path) -> None:

@@ -407,6 +407,10 @@ class Settings:
         """The addresses of workers of every kind."""
         return (*self.workers, *_addresses(self.prefill_workers), *self.decode_workers)
 
+    def all_names(self) -> tuple[str, ...]:
+        """The addresses of names that stand for many workers, of every kind."""
+        return (*self.workers_dns, *_addresses(self.prefill_workers_dns), *self.decode_workers_dns)
+
     def kubernetes_selectors(self) -> dict[str, str]:
         """Those that are given, by their settings."""
         names = ("kubernetes_prefill_selector", "kubernetes_decode_selector", "kubernetes_selector")
@@ -479,12 +483,8 @@ def _check_together(settings: Settings) -> None:
 
 def _check_halves(settings: Settings) -> None:
     """Nothing is two parts of the work at once. Raises SettingsError."""
-    prefill = _addresses(settings.prefill_workers_dns)
-    names = (*settings.workers_dns, *prefill, *settings.decode_workers_dns)
-    for cast, given, suffix in (
-        (casts.worker_urls, settings.all_workers(), ""),
-        (casts.dns_names, names, "_DNS"),
-    ):
+    parts = ((casts.worker_urls, settings.all_workers(), ""), (casts.dns_names, settings.all_names(), "_DNS"))
+    for cast, given, suffix in parts:
         try:
             cast(given)
         except ValueError as error:

@@ -71,8 +71,13 @@ def _key(settings: Settings) -> tuple[str, ...]:
         settings.worker_cert_file,
         settings.worker_key_file,
         settings.worker_tls_server_name,
-        *settings.all_workers(),
+        *_addresses(settings),
     )
+
+
+def _addresses(settings: Settings) -> tuple[str, ...]:
+    """Of all workers that the settings name, whether one by one or many together."""
+    return (*settings.all_workers(), *settings.all_names())
 
 
 def _error(name: str, why: str) -> SettingsError:
@@ -90,7 +95,7 @@ def _roots(settings: Settings) -> bytes:
     name, path = "WORKER_CA_FILE", settings.worker_ca_file
     if not path:
         roots = _system_roots()
-        if not roots and any(url.startswith("grpcs://") for url in settings.all_workers()):
+        if not roots and any(url.startswith("grpcs://") for url in _addresses(settings)):
             raise _error(name, "must be set, as this system has no certificates of authorities")
         return roots
     roots = _read(name, path)
