@@ -16,6 +16,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent.resolve()
 NATIVE = ROOT / "_native"
 PROTO = ROOT / "proto"
+INCLUDED = (".pxi", ".pxd", ".h")
 TARGET_FOLDERS = {"release": "release", "dev": "debug"}
 
 
@@ -86,7 +87,7 @@ setup(
             "wsgi_router._core",
             ["_native/_core.pyx"],
             include_dirs=["_native"],
-            depends=["_native/_http1.pxi", "_native/wsgi_router_core.pxd", "_native/wsgi_router_core.h"],
+            depends=sorted(str(path.relative_to(ROOT)) for path in NATIVE.iterdir() if path.suffix in INCLUDED),
             libraries=["dl", "pthread", "m"],
         )
     ],

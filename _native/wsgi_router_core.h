@@ -1,4 +1,4 @@
-// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/http1.rs, ffi/net.rs, ffi/prefix.rs and error.rs: `make header` writes it, `make check` compares it.
+// The native core's C ABI. Made by cbindgen from core/src/ffi.rs, ffi/*.rs and error.rs: `make header` writes it, `make check` compares it.
 
 #pragma once
 

@@ -1,5 +1,6 @@
-//! The checked-in header is what cbindgen makes of `src/ffi.rs`, `src/ffi/http1.rs`, `src/ffi/net.rs`, `src/ffi/prefix.rs` and the codes of
-//! `src/error.rs`; `WRITE_HEADER=1` writes it anew.
+//! The checked-in header is what cbindgen makes of `src/ffi.rs`, the files of `src/ffi/` and the codes of
+//! `src/error.rs`; `WRITE_HEADER=1` writes it anew. cbindgen takes what `ffi.rs` declares with `mod` for a file
+//! beside it: a part of the ABI that has the name of one of the crate's modules brings that one's constants along.
 
 use std::path::Path;
 
@@ -10,8 +11,12 @@ fn the_header_is_up_to_date() {
     let bindings = cbindgen::Builder::new()
         .with_config(config)
         .with_src(root.join("src/ffi.rs"))
+        .with_src(root.join("src/ffi/tokenizers.rs"))
+        .with_src(root.join("src/ffi/jobs.rs"))
+        .with_src(root.join("src/ffi/streams.rs"))
         .with_src(root.join("src/ffi/http1.rs"))
         .with_src(root.join("src/ffi/net.rs"))
+        .with_src(root.join("src/ffi/lending.rs"))
         .with_src(root.join("src/ffi/prefix.rs"))
         .with_src(root.join("src/error.rs"))
         .generate()

@@ -3,14 +3,18 @@
 //! `WrNet` and `WrCall` may be used by several threads at once, but for `wr_net_events`, which one thread calls
 //! at a time. All of them belong to the process that made the net: after a fork they are not touched.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Mutex, PoisonError};
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use super::streams::WrStream;
 use super::*;
 use crate::net::events::{Event, What};
 use crate::net::socket::Stop;
 use crate::net::{Call, Net, Options};
+
+pub(super) static LIVE_NETS: AtomicU64 = AtomicU64::new(0);
+pub(super) static LIVE_CALLS: AtomicU64 = AtomicU64::new(0);
 
 /// The process's connections to its workers, with a thread of their own.
 pub struct WrNet {
@@ -97,16 +101,6 @@ unsafe fn net<'a>(handle: *const WrNet) -> Result<&'a WrNet> {
     unsafe { handle.as_ref() }.ok_or_else(|| null("net"))
 }
 
-/// Gives a call to the caller.
-///
-/// # Safety
-/// As [`give`].
-unsafe fn give_call(out: *mut *mut WrCall, call: Call) -> Result<()> {
-    unsafe { give(out, Box::into_raw(Box::new(WrCall(call)))) }?;
-    CALLS.fetch_add(1, Ordering::Relaxed);
-    Ok(())
-}
-
 /// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
 ///
 /// # Safety
@@ -120,10 +114,8 @@ pub unsafe extern "C" fn wr_net_new(
 ) -> i32 {
     guard(err, || {
         let options = Options::from_json(unsafe { input(options, options_len) })?;
-        let net = Box::new(WrNet { net: Net::new(options)?, told: Mutex::default() });
-        unsafe { give(out, Box::into_raw(net)) }?;
-        NETS.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        let net = WrNet { net: Net::new(options)?, told: Mutex::default() };
+        unsafe { give_handle(out, net, &LIVE_NETS) }
     })
 }
 
@@ -188,7 +180,7 @@ pub unsafe extern "C" fn wr_net_generate(
             Duration::from_millis(first_ms),
             Duration::from_millis(token_ms),
         )?;
-        unsafe { give_call(out, call) }
+        unsafe { give_handle(out, WrCall(call), &LIVE_CALLS) }
     })
 }
 
@@ -230,7 +222,7 @@ pub unsafe extern "C" fn wr_net_unary(
             tag,
             Duration::from_millis(timeout_ms),
         )?;
-        unsafe { give_call(out, call) }
+        unsafe { give_handle(out, WrCall(call), &LIVE_CALLS) }
     })
 }
 
@@ -255,10 +247,7 @@ pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall, unfed: bool) -> boo
 /// `handle` came from `wr_net_generate` or `wr_net_unary` and is freed once; its net may be freed before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_call_free(handle: *mut WrCall) {
-    if !handle.is_null() {
-        drop(unsafe { Box::from_raw(handle) });
-        CALLS.fetch_sub(1, Ordering::Relaxed);
-    }
+    unsafe { free_handle(handle, &LIVE_CALLS, drop) };
 }
 
 /// Drops the connections to a worker; its calls end with UNAVAILABLE.
@@ -291,120 +280,15 @@ pub unsafe extern "C" fn wr_net_heard(handle: *const WrNet, url: *const u8, url_
 /// `handle` came from `wr_net_new` and is freed once; no other call on it is under way.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_net_free(handle: *mut WrNet) {
-    if !handle.is_null() {
-        drop(unsafe { Box::from_raw(handle) });
-        NETS.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Lends the client's socket: what is ready, and what will be, is written to it as chunks of HTTP/1.1, with no
-/// last chunk. Ask `wr_stream_rest` afterwards, as after each call of yours that may write (`wr_stream_feed`,
-/// `wr_stream_end`, `wr_stream_fail`, `wr_stream_ping`, `wr_stream_resume`): events tell only of what the
-/// transport's own thread could not write.
-///
-/// # Safety
-/// `fd` is an open socket that does not block, and stays open until `wr_stream_reclaim` or `wr_stream_free`.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_lend(handle: *mut WrStream, fd: i32, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |shared, inner, taken| {
-        if fd < 0 {
-            return Err(Error::new(Code::Internal, "no socket was lent"));
-        }
-        *taken = Vec::new();
-        // SAFETY: the caller keeps it open until it takes it back, or frees the stream.
-        shared.lend(inner, unsafe { BorrowedFd::borrow_raw(fd) });
-        Ok(())
-    })
-}
-
-/// What the socket did not take, framed, to be sent by the caller (borrowed until the next call on this stream).
-/// Empty if it has taken everything, or if this was told already. May be asked after `wr_stream_reclaim` too.
-///
-/// # Safety
-/// See the module's conventions.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_rest(handle: *mut WrStream, out: *mut WrBytes, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |_, inner, taken| {
-        inner.rest(taken);
-        unsafe { give(out, WrBytes::borrowed(taken)) }
-    })
-}
-
-/// The rest was sent: what has come meanwhile is written, and the calls go on. Nothing happens if the socket is
-/// not blocked.
-///
-/// # Safety
-/// See the module's conventions.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_resume(handle: *mut WrStream, err: *mut WrError) -> i32 {
-    guard_stream(handle, err, |shared, inner, _| {
-        shared.resume(inner);
-        Ok(())
-    })
-}
-
-/// Takes the socket back: when this returns it is not touched any more, and bytes are for `wr_stream_take` again.
-/// `written` (may be null): bytes of the chunks' contents that were sent, or handed over as the rest.
-///
-/// # Safety
-/// See the module's conventions.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_reclaim(
-    handle: *mut WrStream,
-    written: *mut u64,
-    err: *mut WrError,
-) -> i32 {
-    // A spent stream gives its socket back too.
-    let Some(WrStream { shared, .. }) = (unsafe { handle.as_ref() }) else {
-        return guard(err, || Err(null("stream")));
-    };
-    let count = shared.reclaim(&mut shared.lock());
-    if !written.is_null() {
-        unsafe { written.write(count) };
-    }
-    0
-}
-
-/// Writes `data` as a chunk to a lent socket, if nothing was written for `idle_ms` and it is not blocked.
-///
-/// # Safety
-/// See the module's conventions.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn wr_stream_ping(
-    handle: *mut WrStream,
-    data: *const u8,
-    len: usize,
-    idle_ms: u64,
-    err: *mut WrError,
-) -> i32 {
-    guard_stream(handle, err, |_, inner, _| {
-        inner.ping(unsafe { input(data, len) }, Duration::from_millis(idle_ms));
-        Ok(())
-    })
+    unsafe { free_handle(handle, &LIVE_NETS, drop) };
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsRawFd as _;
-    use std::os::unix::net::UnixStream;
-
+    use super::super::streams::tests::stream;
+    use super::super::streams::wr_stream_free;
     use super::super::tests::blank;
     use super::*;
-    use crate::tokenizer::fixtures::{byte_level_file, load};
-
-    fn stream() -> *mut WrStream {
-        let options = br#"{"id": "x", "created": 1, "model": "m", "streaming": true}"#;
-        let tokenizer = WrTokenizer { tokenizer: Arc::new(load(&byte_level_file())), template: None };
-        let mut handle = std::ptr::null_mut();
-        let code =
-            unsafe { wr_stream_new(&tokenizer, options.as_ptr(), options.len(), &mut handle, &mut blank()) };
-        assert_eq!(code, 0);
-        handle
-    }
-
-    fn borrowed(bytes: &WrBytes) -> &[u8] {
-        unsafe { input(bytes.ptr, bytes.len) }
-    }
 
     #[test]
     fn a_fed_event_has_data_if_it_has_a_message() {
@@ -477,37 +361,6 @@ mod tests {
             assert!(!wr_call_cancel(std::ptr::null_mut(), false));
             wr_call_free(std::ptr::null_mut());
             wr_net_free(null);
-        }
-    }
-
-    #[test]
-    fn a_lent_socket_gets_what_python_says() {
-        let stream = stream();
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        theirs.set_nonblocking(true).unwrap();
-        let mut got = vec![0; 4096];
-        let mut received = || std::io::Read::read(&mut &theirs, &mut got).map(|count| got[..count].to_vec());
-        let mut bytes = WrBytes::EMPTY;
-        let mut written = 0;
-        let error = b"{\"error\": {}}";
-        unsafe {
-            assert_ne!(wr_stream_lend(stream, -1, std::ptr::null_mut()), 0);
-            assert_eq!(wr_stream_lend(stream, ours.as_raw_fd(), std::ptr::null_mut()), 0);
-            assert!(received().is_err());
-            assert_eq!(wr_stream_fail(stream, error.as_ptr(), error.len(), std::ptr::null_mut()), 0);
-            let content = "data: {\"error\": {}}\n\ndata: [DONE]\n\n";
-            let chunk = format!("{:X}\r\n{content}\r\n", content.len());
-            assert_eq!(received().unwrap(), chunk.as_bytes());
-            assert_eq!(wr_stream_rest(stream, &mut bytes, std::ptr::null_mut()), 0);
-            assert!(borrowed(&bytes).is_empty());
-            assert_eq!(wr_stream_resume(stream, std::ptr::null_mut()), 0);
-            assert_eq!(wr_stream_ping(stream, b"::".as_ptr(), 2, 0, std::ptr::null_mut()), 0);
-            assert_eq!(received().unwrap(), b"2\r\n::\r\n");
-            assert_eq!(wr_stream_reclaim(stream, &mut written, std::ptr::null_mut()), 0);
-            assert_eq!(written, content.len() as u64 + 2);
-            assert_eq!(wr_stream_take(stream, &mut bytes, std::ptr::null_mut()), 0);
-            assert!(borrowed(&bytes).is_empty());
-            wr_stream_free(stream);
         }
     }
 }

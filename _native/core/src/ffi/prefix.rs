@@ -13,11 +13,7 @@ use crate::prefix::{BLOCK, marks};
 pub const WR_PREFIX_BLOCK: u32 = 16;
 const _: () = assert!(WR_PREFIX_BLOCK as usize == BLOCK);
 
-static FOLLOWERS: AtomicU64 = AtomicU64::new(0);
-
-pub(super) fn live_followers() -> u64 {
-    FOLLOWERS.load(Ordering::Relaxed)
-}
+pub(super) static LIVE: AtomicU64 = AtomicU64::new(0);
 
 /// What a worker is known to have.
 #[repr(C)]
@@ -163,9 +159,7 @@ pub unsafe extern "C" fn wr_follower_new(
     guard(err, || {
         let table = unsafe { table(memory, words) }?;
         let follower = Follower::new(&table, column(at)?);
-        unsafe { give(out, Box::into_raw(Box::new(WrFollower { table, follower }))) }?;
-        FOLLOWERS.fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        unsafe { give_handle(out, WrFollower { table, follower }, &LIVE) }
     })
 }
 
@@ -197,11 +191,7 @@ pub unsafe extern "C" fn wr_follower_apply(
 /// `handle` came from `wr_follower_new` and is freed once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wr_follower_free(handle: *mut WrFollower) {
-    if !handle.is_null() {
-        let WrFollower { table, follower } = *unsafe { Box::from_raw(handle) };
-        follower.end(&table);
-        FOLLOWERS.fetch_sub(1, Ordering::Relaxed);
-    }
+    unsafe { free_handle(handle, &LIVE, |following| following.follower.end(&following.table)) };
 }
 
 #[cfg(test)]
@@ -251,9 +241,9 @@ mod tests {
             assert_eq!(applied, internal);
             wr_follower_free(follower);
             assert_eq!(wr_follower_new(memory.as_ptr(), 4096, 5, &mut follower, null), 0);
-            assert_eq!(live_followers(), 1);
+            assert_eq!(LIVE.load(Ordering::Relaxed), 1);
             wr_follower_free(follower);
-            assert_eq!(live_followers(), 0);
+            assert_eq!(LIVE.load(Ordering::Relaxed), 0);
         }
     }
 }
