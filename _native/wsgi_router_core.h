@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// Goes up with every change of this file's functions or structs; the extension checks it on import.
+// Goes up with every change of the ABI's functions or structs; the extension checks it on import.
 #define WR_ABI_VERSION 7
 
 // Headers of a plain head at most.

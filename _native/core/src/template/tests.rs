@@ -1,13 +1,14 @@
 //! The semantics of templates, each as transformers has it; the expected texts were made with it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value as Json, json};
+use serde_json::{Value as Json, json};
 
-use super::{ChatTemplate, ContentForm, Limits, RenderInput};
+use super::{ChatTemplate, Limits, RenderInput};
 use crate::error::{Code, Error, Result};
 
+mod limits;
+mod messages;
 mod text;
 mod variables;
 
@@ -16,21 +17,21 @@ fn compile(source: &str) -> ChatTemplate {
     ChatTemplate::new(source, &tokens).unwrap()
 }
 
-fn render_with(source: &str, messages: Json, kwargs: Json) -> Result<String> {
-    render_at(Some(1_720_267_200), source, messages, kwargs)
-}
-
-fn render_at(now: Option<i64>, source: &str, messages: Json, kwargs: Json) -> Result<String> {
-    let input = RenderInput {
-        messages: &messages,
+/// What a template is given at a certain time, and nothing besides.
+fn input<'a>(messages: &'a Json, kwargs: &'a Json) -> RenderInput<'a> {
+    RenderInput {
+        messages,
         tools: None,
         documents: None,
         kwargs: kwargs.as_object().unwrap(),
         add_generation_prompt: false,
         continue_final_message: false,
-        now,
-    };
-    compile(source).render(&input, &Limits::default())
+        now: Some(1_720_267_200),
+    }
+}
+
+fn render_with(source: &str, messages: Json, kwargs: Json) -> Result<String> {
+    compile(source).render(&input(&messages, &kwargs), &Limits::default())
 }
 
 fn variables() -> Json {
@@ -60,7 +61,9 @@ fn refused(sources: &[&str]) {
 #[test]
 fn clients_cannot_set_the_clock() {
     let messages = json!([{"role": "user", "content": "hello"}]);
-    let year = render_at(None, "{{ strftime_now('%Y') }}", messages, json!({"now\0": 0})).unwrap();
+    let kwargs = json!({"now\0": 0});
+    let input = RenderInput { now: None, ..input(&messages, &kwargs) };
+    let year = compile("{{ strftime_now('%Y') }}").render(&input, &Limits::default()).unwrap();
     assert!(year.parse::<u32>().unwrap() > 2000, "{year}");
 }
 
@@ -227,30 +230,6 @@ fn what_a_template_cannot_have_is_told_when_it_is_loaded() {
 }
 
 #[test]
-fn content_that_is_null_becomes_what_the_template_needs() {
-    let calls =
-        || json!([{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]);
-    let messages = |content: Json| json!([{"role": "assistant", "content": content, "tool_calls": calls()}]);
-    let shows = "{% for t in m.tool_calls %}{{ t.function.arguments }}{% endfor %}";
-    let adding = format!("{{% for m in messages %}}{{{{ '<' + m.content + '>' }}}}{shows}{{% endfor %}}");
-    let asking = format!(
-        "{{% for m in messages %}}{{% if m.content is none %}}{shows}{{% else %}}{{{{ m.content + '' }}}}{{% endif %}}{{% endfor %}}"
-    );
-    for (source, content, want) in [
-        (&adding, json!(null), "<>{\"a\": 1}"),
-        (&adding, json!("x"), "<x>{\"a\": 1}"),
-        (&asking, json!(null), "{\"a\": 1}"),
-        (&asking, json!(""), "{\"a\": 1}"),
-        (&asking, json!("x"), "x"),
-    ] {
-        assert_eq!(render_with(source, messages(content), json!({})).as_deref(), Ok(want), "{source}");
-    }
-    let silent = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": null}]);
-    let adding = "{% for m in messages %}{{ '<' + m.content + '>' }}{% endfor %}";
-    assert_eq!(render_with(adding, silent, json!({})).as_deref(), Ok("<q><>"));
-}
-
-#[test]
 fn integers_of_any_size_stay_whole() {
     let big = "123456789012345678901234567890123456789012345678901234567890";
     let wrapped = |digits: &str| json!({crate::integers::KEY: digits});
@@ -314,190 +293,4 @@ fn errors_say_what_the_template_raised_and_where_it_failed() {
     let syntax = ChatTemplate::new("a\n{% if %}", &tokens).unwrap_err();
     assert_eq!(syntax.code, Code::Load);
     assert!(syntax.message.contains("line 2"), "{}", syntax.message);
-}
-
-const TEXT_FORM: &str = "{% for m in messages %}{{ m.role ~ ':' ~ m.content ~ ';' }}{% endfor %}";
-const PARTS_FORM: &str =
-    "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}";
-const BOTH_FORMS: &str = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}\
-                          {% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}";
-
-#[test]
-fn content_comes_in_the_form_the_template_reads() {
-    let parts = || json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]);
-    let text = || json!([{"role": "user", "content": "a"}]);
-    for (source, form, of_parts, of_text) in [
-        (TEXT_FORM, ContentForm::String, "user:a b;", "user:a;"),
-        (PARTS_FORM, ContentForm::Parts, "ab", "a"),
-        (BOTH_FORMS, ContentForm::Parts, "[a][b]", "a"),
-    ] {
-        assert_eq!(compile(source).content_form(), form);
-        assert_eq!(render_with(source, parts(), json!({})).as_deref(), Ok(of_parts));
-        assert_eq!(render_with(source, text(), json!({})).as_deref(), Ok(of_text));
-    }
-}
-
-#[test]
-fn messages_lose_nulls_and_share_reasoning() {
-    let source = "{% for m in messages %}{{ m }}{% endfor %}";
-    let messages = json!([{"role": "assistant", "content": null, "reasoning": "r"}]);
-    let want = "{'thinking': 'r', 'role': 'assistant', 'reasoning': 'r', 'reasoning_content': 'r'}";
-    assert_eq!(render_with(source, messages, json!({})).as_deref(), Ok(want));
-    let messages = json!([{"role": "assistant", "reasoning_content": "c", "thinking": "t"}]);
-    let want = "{'thinking': 't', 'role': 'assistant', 'reasoning_content': 'c'}";
-    assert_eq!(render_with(source, messages, json!({})).as_deref(), Ok(want));
-}
-
-#[test]
-fn developer_is_system_where_the_template_lacks_it() {
-    let messages = || json!([{"role": "developer", "content": "x"}]);
-    assert_eq!(render_with(TEXT_FORM, messages(), json!({})).as_deref(), Ok("system:x;"));
-    let knowing = format!("{{# developer #}}{TEXT_FORM}");
-    assert_eq!(render_with(&knowing, messages(), json!({})).as_deref(), Ok("developer:x;"));
-}
-
-#[test]
-fn arguments_come_as_the_template_needs_them() {
-    let call = |arguments: Json| json!([{"role": "assistant", "content": "c", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}]);
-    let loops = |body: &str| {
-        format!(
-            "{{% for m in messages %}}{{% for t in m.tool_calls or [] %}}{body}{{% endfor %}}{{{{ m.content }}}}{{% endfor %}}"
-        )
-    };
-    let as_dict = loops("{{ t.function.arguments|tojson }}");
-    let as_text = loops("{{ 'A' + t.function.arguments }}");
-    for arguments in [json!("{\"a\":1}"), json!({"a": 1})] {
-        assert_eq!(render_with(&as_dict, call(arguments.clone()), json!({})).as_deref(), Ok("{\"a\": 1}c"));
-        let text = render_with(&as_text, call(arguments), json!({})).unwrap();
-        assert_eq!(text.replace(' ', ""), "A{\"a\":1}c");
-    }
-    assert_eq!(render_with(&as_dict, call(json!("not json")), json!({})).as_deref(), Ok("\"not json\"c"));
-}
-
-fn continued(source: &str, content: Json, add_generation_prompt: bool) -> Result<String> {
-    let messages = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]);
-    let input = RenderInput {
-        messages: &messages,
-        tools: None,
-        documents: None,
-        kwargs: &Map::new(),
-        add_generation_prompt,
-        continue_final_message: true,
-        now: None,
-    };
-    compile(source).render(&input, &Limits::default())
-}
-
-#[test]
-fn the_final_message_is_continued() {
-    let trimming = "{% for m in messages %}<{{ m.content|trim }}>{% endfor %}";
-    assert_eq!(continued(TEXT_FORM, json!("a \n"), false).as_deref(), Ok("user:q;assistant:a \n"));
-    assert_eq!(continued(trimming, json!("a \n"), false).as_deref(), Ok("<q><a"));
-    let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b "}]);
-    assert_eq!(continued(PARTS_FORM, parts, false).as_deref(), Ok("qab "));
-    let dropping = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
-    for (error, code) in [
-        (continued(dropping, json!("a"), false), Code::Template),
-        (continued(TEXT_FORM, json!(null), false), Code::InvalidRequest),
-        (continued(TEXT_FORM, json!("a"), true), Code::InvalidRequest),
-        (continued("{{ messages|length }}", json!("a"), false), Code::InvalidRequest),
-    ] {
-        assert_eq!(error.unwrap_err().code, code);
-    }
-}
-
-#[test]
-fn bombs_end_with_fuel_and_in_time() {
-    for source in [
-        "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in l %}{% endfor %}{% endfor %}{% endfor %}",
-        "{{ s * 10**9 }}",
-        "{% for a in range(9999) %}{% set x = s * 1000000 %}{% endfor %}",
-        "{% set ns = namespace(s='aaaa') %}{% for i in range(60) %}{% set ns.s = ns.s.replace('a', 'aaaa') %}{% endfor %}",
-        "{% set ns = namespace(s='aaaa') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}",
-        "{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{{ (s * 100000).join(['a'] * 100000) }}",
-        "{{ s.ljust(10**9)|length }}",
-        "{{ (l * 10**7)|string|length }}",
-        "{{ (l * 10**7)|tojson|length }}",
-        "{% set i = s * 100000 %}{{ ([1] * 100000)|tojson(separators=(i, i))|length }}",
-        "{% for i in range(9999) %}{% set x = (l * 10000)|list %}{% endfor %}",
-    ] {
-        let template = compile(source);
-        let start = Instant::now();
-        let (kwargs, messages) = (variables(), json!([{"role": "user"}]));
-        let input = RenderInput {
-            messages: &messages,
-            tools: None,
-            documents: None,
-            kwargs: kwargs.as_object().unwrap(),
-            add_generation_prompt: false,
-            continue_final_message: false,
-            now: None,
-        };
-        let error = template.render(&input, &Limits::default()).expect_err(source);
-        assert_eq!(error.code, Code::Fuel, "{source}");
-        // Far above what it takes, for a busy machine.
-        assert!(start.elapsed() < Duration::from_secs(10), "{source}");
-    }
-}
-
-#[test]
-fn what_python_refuses_at_once_is_refused() {
-    refused(&["{{ range(10**9) }}", "{{ '{:>100000}'.format(1) }}"]);
-}
-
-#[test]
-fn a_long_prompt_ends_at_the_limit() {
-    let input = json!([{"role": "user", "content": "x".repeat(1000)}]);
-    let input = RenderInput {
-        messages: &input,
-        tools: None,
-        documents: None,
-        kwargs: &Map::new(),
-        add_generation_prompt: false,
-        continue_final_message: false,
-        now: None,
-    };
-    let limits = Limits { max_output: 1000, ..Limits::default() };
-    assert_eq!(compile(TEXT_FORM).render(&input, &limits).unwrap_err().code, Code::Fuel);
-    assert_eq!(compile("{{ messages[0].content }}").render(&input, &limits).unwrap().len(), 1000);
-}
-
-#[test]
-fn recursion_is_an_error_in_a_small_stack() {
-    let run = || {
-        refused(&[
-            "{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
-            "{% for i in [[1]] recursive %}{{ loop([i]) }}{% endfor %}",
-            "{% set ns = namespace(s=[1]) %}{% for i in range(99999) %}{% set ns.s = [ns.s] %}{% endfor %}",
-            "{% set ns = namespace(s={}) %}{% for i in range(99999) %}{% set ns.s = {'a': ns.s} %}{% endfor %}",
-        ]);
-    };
-    let thread = std::thread::Builder::new().stack_size(2 << 20).spawn(run).unwrap();
-    thread.join().unwrap();
-}
-
-#[test]
-fn a_template_is_shared_between_threads() {
-    let template = compile(TEXT_FORM);
-    let messages = json!([{"role": "user", "content": "a"}]);
-    std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| {
-                let input = RenderInput {
-                    messages: &messages,
-                    tools: None,
-                    documents: None,
-                    kwargs: &Map::new(),
-                    add_generation_prompt: true,
-                    continue_final_message: false,
-                    now: None,
-                };
-                for _ in 0..50 {
-                    assert_eq!(template.render(&input, &Limits::default()).as_deref(), Ok("user:a;"));
-                }
-            });
-        }
-    });
 }

@@ -1,3 +1,5 @@
+//! Which values a name stands for.
+
 use serde_json::{Map, json};
 
 use super::render_with;
