@@ -87,7 +87,9 @@ setup(
             "wsgi_router._core",
             ["_native/_core.pyx"],
             include_dirs=["_native"],
-            depends=sorted(str(path.relative_to(ROOT)) for path in NATIVE.iterdir() if path.suffix in INCLUDED),
+            depends=sorted(
+                str(path.relative_to(ROOT)) for path in NATIVE.iterdir() if path.suffix in INCLUDED
+            ),
             libraries=["dl", "pthread", "m"],
         )
     ],

@@ -20,15 +20,10 @@ cdef enum:
 # Names of requests' headers, as they were sent, with the keys that they have in an environ.
 cdef dict ENVIRON_KEYS = {b"content-type": "CONTENT_TYPE", b"content-length": "CONTENT_LENGTH"}
 
-# Names of answers' headers, with what is to be done with them.
+# Names of answers' headers, with what is to be done with them: asked of the server once for each.
 cdef dict ANSWER_NAMES = {}
 
 TOKEN = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz")
-# Those of gunicorn's own: it leaves them out of an answer, or takes them for a sign.
-SERVER_S_OWN = frozenset((
-    "connection", "date", "keep-alive", "proxy-authenticate", "proxy-authorization", "server", "te", "trailers",
-    "transfer-encoding", "upgrade",
-))
 
 
 cdef inline str part_of(const uint8_t *data, WrPart part):
@@ -66,12 +61,12 @@ def plain_head(bytes data not None, dict environ not None, uint32_t line, uint32
     return head.end, head.content_length, head.close
 
 
-cdef int answer_name(str name):
+cdef int answer_name(str name, own):
     cdef int kind = OTHER_NAME
     lower = name.lower()
     if lower == "content-length":
         kind = LENGTH_NAME
-    elif name and TOKEN.issuperset(lower) and name.isascii() and lower not in SERVER_S_OWN:
+    elif name and TOKEN.issuperset(lower) and name.isascii() and not own(name):
         kind = PLAIN_NAME
     if len(ANSWER_NAMES) < MOST_KNOWN_NAMES and len(name) <= LONGEST_KNOWN_NAME:
         ANSWER_NAMES[name] = kind
@@ -89,7 +84,7 @@ cdef bint is_plain_value(const char *data, Py_ssize_t size):
     return True
 
 
-def header_lines(list headers not None):
+def header_lines(list headers not None, own not None):
     cdef Py_ssize_t size
     cdef const char *data
     cdef PyObject *known
@@ -100,7 +95,7 @@ def header_lines(list headers not None):
         if type(name) is not str or type(value) is not str or not PyUnicode_IS_ASCII(value):
             return None
         known = PyDict_GetItem(ANSWER_NAMES, name)
-        kind = answer_name(name) if known is NULL else <int> (<object> known)
+        kind = answer_name(name, own) if known is NULL else <int> (<object> known)
         data = PyUnicode_AsUTF8AndSize(value, &size)
         if not is_plain_value(data, size):
             return None

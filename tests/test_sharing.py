@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wsgi_router.sharing import Shared
+from wsgi_router.sharing import ProcessShared
 
 
 class Thing:
@@ -12,7 +12,7 @@ class Thing:
 
 
 def test_it_is_everybodys_own_until_it_is_shared() -> None:
-    things = Shared(Thing, lambda: Thing(0))
+    things = ProcessShared(Thing, lambda: Thing(0))
     assert things.made is None
     alone = things.current()
     assert alone.size == 0

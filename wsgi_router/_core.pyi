@@ -1,6 +1,6 @@
 """The native core as Python sees it. ``wsgi_router.native`` alone imports it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from mmap import mmap
 from typing import Any, Protocol
 
@@ -47,8 +47,11 @@ def plain_head(
     not whole.
     """
 
-def header_lines(headers: list[tuple[str, str]]) -> tuple[str, int | None] | None:
-    """An answer's headers as lines, and Content-Length; None where the server has to look at them itself."""
+def header_lines(headers: list[tuple[str, str]], own: Callable[[str], bool]) -> tuple[str, int | None] | None:
+    """An answer's headers as lines, and Content-Length; None where the server has to look at them itself.
+
+    ``own``: whether a name is one that the server leaves out, or takes for a sign; the same for all answers.
+    """
 
 class Tokenizer:
     """A tokenizer with its chat template; immutable, usable by all threads.

@@ -130,18 +130,26 @@ class ClientWatch:
 
 
 def cut(connection: Any) -> None:
-    """Ends a client's connection, the server's socket, under whoever is sending, who fails by that.
+    """Ends a client's connection under whoever is sending, who fails by that. What was not sent is lost."""
+    shut_down(connection, _socket.SHUT_RDWR, drop=True)
 
-    What was not sent is lost. To be called before the server closes the socket; it never blocks, or raises.
+
+def shut_down(connection: Any, how: int, *, drop: bool = False) -> None:
+    """Shuts a connection of the server's down, `how` as for `socket.shutdown`, under whoever uses it.
+
+    Below TLS, which would wait or end its encryption, and below gevent, which would have a reader fail where
+    it is to see the end. `drop`: what was not sent is lost. To be called before the server closes the socket;
+    takes no lock, as it may be in a signal's handler, and neither blocks nor raises.
     """
     descriptor = connection.fileno()
     if descriptor < 0:
         return
     with contextlib.suppress(OSError):  # it is broken already
-        own = _socket.socket(connection.family, connection.type, connection.proto, fileno=descriptor)
+        own = _socket.socket(fileno=descriptor)
         try:
-            own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
-            own.shutdown(_socket.SHUT_RDWR)
+            if drop:
+                own.setsockopt(_socket.SOL_SOCKET, _socket.SO_LINGER, _AT_ONCE)
+            own.shutdown(how)
         finally:
             own.detach()
 

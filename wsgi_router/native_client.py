@@ -18,6 +18,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from wsgi_router import native, runtime, tls
+from wsgi_router.descriptors import watch_readable
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers.transport import TOO_LONG, Cancel, Patience, RpcFailure, Sink
@@ -229,7 +230,7 @@ class NativeTransport:
             "tls": _tls_options(tls.load(settings)),
         }
         self._net = _new_net(options)
-        self._unwatch = runtime.watch_readable(self._net.fileno(), self._net.deliver)
+        self._unwatch = watch_readable(self._net.fileno(), self._net.deliver)
         self._abort_timeout = settings.abort_timeout
         self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
         self._embed_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)

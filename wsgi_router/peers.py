@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import Final
 
 from wsgi_router import runtime
-from wsgi_router.sharing import Shared
+from wsgi_router.sharing import ProcessShared
 from wsgi_router.workers import board
 from wsgi_router.workers.board import ROWS, Board
 
@@ -101,6 +101,6 @@ class Peers:
         return f"<Peers row={self.row} alive={self.alive()}>"
 
 
-shared: Final = Shared(Peers, lambda: Peers(board.current()))
+shared: Final = ProcessShared(Peers, lambda: Peers(board.current()))
 share: Final = shared.share
 current: Final = shared.current

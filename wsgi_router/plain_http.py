@@ -31,7 +31,14 @@ from wsgi_router import native
 
 _GET_PARSER: Final = ("cfg", "source", "source_addr", "http2_connection")
 _CREATE: Final = ("req", "sock", "client", "server", "cfg")
-_USED: Final = ("_make_early_hints_callback", "STATUS_RE")
+_USED: Final = (
+    (Request, "_peer_is_trusted_proxy"),
+    (util, "http_date"),
+    (util, "is_hoppish"),
+    (util, "write"),
+    (wsgi, "STATUS_RE"),
+    (wsgi, "_make_early_hints_callback"),
+)
 _KEYS: Final = frozenset(
     {
         "PATH_INFO",
@@ -170,7 +177,7 @@ class PlainResponse(Response):  # type: ignore[misc]
     def start_response(self, status: Any, headers: Any, exc_info: Any = None) -> Any:
         code = _STATUSES.get(status) or _status_code(status)
         plain = exc_info is None and self.status is None and code and self.req.method != "HEAD"
-        lines = native.header_lines(headers) if plain and type(headers) is list else None
+        lines = native.header_lines(headers, util.is_hoppish) if plain and type(headers) is list else None
         if lines is None:
             self._lines = None
             return super().start_response(status, headers, exc_info)
@@ -300,7 +307,7 @@ def _as_expected(cfg: Any) -> bool:
         getattr(cfg, name, None) != value for name, value in plain.items()
     ):
         return False
-    if not hasattr(Request, "_peer_is_trusted_proxy") or not all(hasattr(wsgi, name) for name in _USED):
+    if not all(hasattr(owner, name) for owner, name in _USED):
         return False
     return _parameters(http.get_parser) == _GET_PARSER and _parameters(wsgi.create)[: len(_CREATE)] == _CREATE
 

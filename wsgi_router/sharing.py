@@ -9,7 +9,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-class Shared(Generic[_P, _T]):
+class ProcessShared(Generic[_P, _T]):
     """One thing for all processes that are forked from now on; outside a server, one for each who asks.
 
     `make` makes it; `alone` makes what one has who shares with nobody.
@@ -31,4 +31,4 @@ class Shared(Generic[_P, _T]):
         return self._alone() if self.made is None else self.made
 
     def __repr__(self) -> str:
-        return f"<Shared {self.made!r}>"
+        return f"<ProcessShared {self.made!r}>"

@@ -11,10 +11,11 @@ Nothing of this happens where gunicorn's classes are not as expected.
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
 from typing import Any, Final
+
+from wsgi_router.client_watch import shut_down
 
 _EXPECTED: Final = ("accept", "nr_conns", "keepalived_conns", "pending_conns", "worker_connections")
 """What is used of gunicorn's worker."""
@@ -45,10 +46,9 @@ class Connections:
             worker.__class__ = _bounded(type(worker))
 
     def cut(self) -> None:
-        """Whatever reads or writes there fails at once. Takes no lock: it may be in a signal's handler."""
+        """Whatever reads or writes there fails at once."""
         for connection in tuple(self._open):
-            with contextlib.suppress(OSError):  # its other end may be gone
-                socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)  # below TLS, which would wait
+            shut_down(connection.sock, socket.SHUT_RDWR)
 
     def __repr__(self) -> str:
         return f"<Connections {len(self._open)}>"

@@ -8,10 +8,10 @@ down from outside; the read then ends as if the client had said no more, and the
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from typing import Any, Final
 
+from wsgi_router.client_watch import shut_down
 from wsgi_router.deadlines import Deadlines
 
 
@@ -25,10 +25,9 @@ class Reading:
         self.late = False
 
     def cut(self) -> None:
-        """Ends receiving. By a copy, since `shutdown` of a TLS socket would end its encryption."""
+        """Ends receiving."""
         self.late = True
-        with contextlib.suppress(OSError), socket.socket(fileno=socket.dup(self.sock.fileno())) as copy:
-            copy.shutdown(socket.SHUT_RD)
+        shut_down(self.sock, socket.SHUT_RD)
 
 
 READINGS: Final = Deadlines(Reading.cut)

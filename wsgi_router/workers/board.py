@@ -20,7 +20,7 @@ from typing import Final
 
 from wsgi_router.setting_casts import MOST_WORKERS
 from wsgi_router.settings import SettingsError
-from wsgi_router.sharing import Shared
+from wsgi_router.sharing import ProcessShared
 
 ROWS: Final = 128
 """Of 64 processes: while a reload goes on there are the old ones and the new ones."""
@@ -226,6 +226,6 @@ class Load:
         return f"<Load own={self._own} total={self.total()}>"
 
 
-shared: Final = Shared(Board, Board)
+shared: Final = ProcessShared(Board, Board)
 share: Final = shared.share
 current: Final = shared.current

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final
 
 from wsgi_router import runtime
-from wsgi_router.sharing import Shared
+from wsgi_router.sharing import ProcessShared
 from wsgi_router.workers import board
 from wsgi_router.workers.board import COLUMNS, ROWS, Board, Load
 from wsgi_router.workers.breaker import Breaker, Event, Limits, Phase, State, after, phase
@@ -272,6 +272,6 @@ class Record:
         return f"<Record {self.state} breaker={self.phase}>"
 
 
-shared: Final = Shared(Health, lambda: Health(board.current()))
+shared: Final = ProcessShared(Health, lambda: Health(board.current()))
 share: Final = shared.share
 current: Final = shared.current

@@ -10,7 +10,7 @@ import mmap
 import time
 from typing import Final, NamedTuple
 
-from wsgi_router.sharing import Shared
+from wsgi_router.sharing import ProcessShared
 from wsgi_router.workers.board import COLUMNS
 
 INTERVALS_KEPT: Final = 3
@@ -92,6 +92,6 @@ class Reported:
         return f"<Reported {self.latest()}>"
 
 
-shared: Final = Shared(Reports, Reports)
+shared: Final = ProcessShared(Reports, Reports)
 share: Final = shared.share
 current: Final = shared.current
