@@ -20,6 +20,7 @@ from wsgi_router import api, runtime, settings
 from wsgi_router.api.services import TRANSPORTS, Services
 from wsgi_router.observability import LOGGER, metrics
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.pool import WorkerPool
 
 
 def events(answer: TestResponse) -> list[Any]:
@@ -347,10 +348,10 @@ def test_request_ids(app: App, sent: str, kept: bool) -> None:
 def test_an_exception_in_a_view_is_a_500_that_is_not_retried(
     app: App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(_self: Services) -> None:
+    def fail(_self: WorkerPool) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(Services, "pool", property(fail))
+    monkeypatch.setattr(WorkerPool, "models", fail)
     answer = app.client.get("/v1/models")
     error = error_of(answer, 500)
     assert error["code"] == "internal_error"

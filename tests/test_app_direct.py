@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import flask
 import pytest
@@ -15,8 +16,8 @@ from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from tests.support.app import CHAT, MODEL, App, RpcFailure, ask, chunk, complete, error_of, whole
 from tests.support.transport import Answer
-from wsgi_router.api.services import Services
 from wsgi_router.app import RouterApp
+from wsgi_router.dispatch import Dispatcher
 from wsgi_router.errors import RouterError
 
 Taken = Callable[[App], bool]
@@ -184,10 +185,10 @@ def test_handlers_of_errors_of_others_are_asked(folder: Path) -> None:
 def test_an_exception_in_a_handler_is_a_500(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(folder)
 
-    def fail(_self: Services) -> None:
+    def fail(*_args: Any, **_options: Any) -> None:
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(Services, "dispatcher", property(fail))
+    monkeypatch.setattr(Dispatcher, "open", fail)
     answer = app.chat()
     assert error_of(answer, 500)["code"] == "internal_error"
     assert "secret" not in answer.text

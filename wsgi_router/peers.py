@@ -7,20 +7,18 @@ heartbeat, which stops.
 
 from __future__ import annotations
 
-import mmap
 import time
 from enum import IntEnum
 from typing import Final
 
 from wsgi_router import runtime
-from wsgi_router.sharing import ProcessShared
+from wsgi_router.sharing import ProcessShared, cells
 from wsgi_router.workers import board
 from wsgi_router.workers.board import ROWS, Board
 
 BEAT_SECONDS: Final = 0.5
 STALE_SECONDS: Final = 2.0
 """A process that has not beaten for so long is frozen, or busy beyond measure: the others do without it."""
-_CELL: Final = 8
 _FOR_GOOD: Final = 2**62
 
 
@@ -44,7 +42,7 @@ class Peers:
 
     def __init__(self, its_board: Board) -> None:
         self._board = its_board
-        self._cells = memoryview(mmap.mmap(-1, len(Field) * ROWS * _CELL)).cast("q")
+        self._cells = cells(len(Field) * ROWS)
         self._lock = runtime.brief_lock()
 
     @property

@@ -194,16 +194,13 @@ class _Answer:
 
     def end_by(self, error: RouterError, sending: bool = False) -> None:
         """Ends as `error` says."""
-        drained = isinstance(error, DrainingError)
-        cancelled = isinstance(error, ClientGone)
-        self.end(
-            observability.DRAINED
-            if drained
-            else observability.CANCELLED
-            if cancelled
-            else observability.FAILED,
-            sending,
-        )
+        self.end(_outcome(error), sending)
+
+
+def _outcome(error: RouterError) -> str:
+    if isinstance(error, DrainingError):
+        return observability.DRAINED
+    return observability.CANCELLED if isinstance(error, ClientGone) else observability.FAILED
 
 
 _UNFINISHED: Final = "The worker's stream ended without a last message."

@@ -121,7 +121,7 @@ def prepare_completion(
     card: ModelCard,
     tokenizer: native.Tokenizer,
     settings: Settings,
-    adapters: Sequence[str] = (),
+    adapters: Sequence[str] = ("",),
     hints: Hints = NO_HINTS,
 ) -> Prepared:
     """As `prepare`, for each prompt of a text completion."""
@@ -142,10 +142,8 @@ def prepare_completion(
         ],
         "logprobs": request.logprobs,
     }
-    routes = _routes(hints, prepared, settings, adapters)
-    scored = "logprobs" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, request.choices, routes, job["stream"], adapters, scored),
+        jobs=_jobs(job, prepared, card, request.choices, settings, adapters, hints, "logprobs"),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -157,7 +155,7 @@ def prepare_generate(
     card: ModelCard,
     tokenizer: native.Tokenizer,
     settings: Settings,
-    adapters: Sequence[str] = (),
+    adapters: Sequence[str] = ("",),
     hints: Hints = NO_HINTS,
 ) -> Prepared:
     """As `prepare`, for each prompt of a request in SGLang's own form."""
@@ -184,10 +182,8 @@ def prepare_generate(
         "batch": request.batch,
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
-    routes = _routes(hints, prepared, settings, adapters)
-    scored = "logprob_start_len" if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return Prepared(
-        jobs=_jobs(prepared, card, asked.choices, routes, job["stream"], adapters, scored),
+        jobs=_jobs(job, prepared, card, asked.choices, settings, adapters, hints, "logprob_start_len"),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -233,29 +229,33 @@ def _prepare_prompts(
 
 
 def _jobs(
+    job: Mapping[str, Any],
     prepared: Sequence[native.Prepared],
     card: ModelCard,
     choices: int,
-    hints: Sequence[Hints],
-    streamed: bool,
+    settings: Settings,
     adapters: Sequence[str],
-    scored: str,
+    hints: Hints,
+    scoring: str,
 ) -> tuple[GenerateJob, ...]:
+    """`scoring` is the field by which the prompts' own logprobs are asked for."""
+    scored = scoring if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
     return tuple(
-        GenerateJob(card.name, one.body, choices, route, streamed, adapter, scored)
-        for one, route, adapter in zip(prepared, hints, adapters or [""] * len(prepared), strict=True)
+        GenerateJob(
+            card.name,
+            one.body,
+            choices,
+            _with_prefix(hints, one, settings, adapter),
+            job["stream"],
+            adapter,
+            scored,
+        )
+        for one, adapter in zip(prepared, adapters, strict=True)
     )
 
 
 def _text(prompt: Prompt, tokenizer: native.Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else native.decode(tokenizer, prompt, False)
-
-
-def _routes(
-    hints: Hints, prepared: Sequence[native.Prepared], settings: Settings, adapters: Sequence[str]
-) -> list[Hints]:
-    names = adapters or [""] * len(prepared)
-    return [_with_prefix(hints, one, settings, name) for one, name in zip(prepared, names, strict=True)]
 
 
 def _with_prefix(hints: Hints, prepared: native.Prepared, settings: Settings, adapter: str) -> Hints:

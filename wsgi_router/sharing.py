@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
-from typing import Generic, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Final, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_CELL_BYTES: Final = 8
+
+
+def cells(count: int) -> memoryview:
+    """Integers in an anonymous mapping, all 0: one for all processes that are forked from now on.
+
+    Each is read and written in one go. They take room only as they are used.
+    """
+    return memoryview(mmap.mmap(-1, count * _CELL_BYTES)).cast("q")
+
+
+def zeros(count: int) -> memoryview:
+    """To clear so many cells with."""
+    return memoryview(bytes(count * _CELL_BYTES)).cast("q")
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """A file's new content, as a whole: whoever reads has the old or the new. For one writer at a time.
+
+    Raises OSError.
+    """
+    new = path.with_name(path.name + ".new")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 class ProcessShared(Generic[_P, _T]):

@@ -9,7 +9,7 @@ from flask import Blueprint
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import Answer, arrive, generate, generating
+from wsgi_router.api.generation import Answer, generate, generating
 from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import ChatCompletion, ChatCompletionChunk
 
@@ -30,13 +30,14 @@ def chat_completions(
 ) -> Answer:
     body = read_body(environ, services.settings)
     asked = schema.parse_chat(body, services.settings.max_choices)
-    record.label(asked.rid)
-    record.unknown_fields(asked.unknown)
     rest_after(body)
-    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
-    record.model = card.name
-    tokenizer = services.tokenizer_of(card)
-    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
-    flow = arrive(services, environ, card.name, asked.user)
-    prepared = preprocess.prepare(asked, card, tokenizer, services.settings, adapters, hints)
-    return generate(services, record, environ, prepared, tokenizer, flow)
+    return generate(
+        services,
+        record,
+        environ,
+        asked,
+        preprocess.prepare,
+        label=asked.rid,
+        model=asked.model,
+        key=asked.prompt_cache_key,
+    )

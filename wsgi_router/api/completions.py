@@ -9,7 +9,7 @@ from flask import Blueprint
 from wsgi_router import observability, preprocess, schema
 from wsgi_router.api.body import read_body, rest_after
 from wsgi_router.api.describe import GENERATION, describe
-from wsgi_router.api.generation import Answer, arrive, generate, generating
+from wsgi_router.api.generation import Answer, generate, generating
 from wsgi_router.api.services import Services
 from wsgi_router.schema.answers import Generated, TextCompletion
 
@@ -29,16 +29,17 @@ def completions(services: Services, record: observability.RequestRecord, environ
     settings = services.settings
     body = read_body(environ, settings)
     asked = schema.parse_completion(body, settings.max_choices, settings.max_batch)
-    record.label(asked.rid)
-    record.unknown_fields(asked.unknown)
     rest_after(body)
-    card, adapters = services.adapters.resolve(asked.model, asked.adapters)
-    record.model = card.name
-    tokenizer = services.tokenizer_of(card)
-    hints = services.routing.hints(environ, asked.prompt_cache_key, asked.user)
-    flow = arrive(services, environ, card.name, asked.user)
-    prepared = preprocess.prepare_completion(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared, tokenizer, flow)
+    return generate(
+        services,
+        record,
+        environ,
+        asked,
+        preprocess.prepare_completion,
+        label=asked.rid,
+        model=asked.model,
+        key=asked.prompt_cache_key,
+    )
 
 
 @blueprint.route("/generate", methods=["POST", "PUT"])
@@ -58,13 +59,6 @@ def generate_natively(
     settings = services.settings
     body = read_body(environ, settings)
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
-    record.label(asked.label or ",".join(asked.names))
-    record.unknown_fields(asked.unknown)
     rest_after(body)
-    card, adapters = services.adapters.resolve(None, asked.adapters)
-    record.model = card.name
-    tokenizer = services.tokenizer_of(card)
-    hints = services.routing.hints(environ, asked.user)
-    flow = arrive(services, environ, card.name, asked.user)
-    prepared = preprocess.prepare_generate(asked, card, tokenizer, settings, adapters, hints)
-    return generate(services, record, environ, prepared, tokenizer, flow)
+    label = asked.label or ",".join(asked.names)
+    return generate(services, record, environ, asked, preprocess.prepare_generate, label=label, model=None)

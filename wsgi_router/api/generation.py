@@ -7,9 +7,9 @@ The application calls it past Flask where it can (`app.RouterApp`); `generating`
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from flask import Response, g, request
 
@@ -18,6 +18,9 @@ from wsgi_router.api.services import Services, current
 from wsgi_router.client_watch import ClientWatch
 from wsgi_router.fair_queue import Flow
 from wsgi_router.postprocess import StreamResponse
+from wsgi_router.settings import Settings
+from wsgi_router.workers.hints import Hints
+from wsgi_router.workers.worker import ModelCard
 
 _WARNING_NAMES: Final = 10
 _WARNING_BYTES: Final = 1024
@@ -87,18 +90,60 @@ def entered(services: Services, flow: Flow | None, client: ClientWatch, until: f
         slot.release()
 
 
+class Asked(Protocol):
+    """What is used of a checked request."""
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
+    @property
+    def unknown(self) -> Sequence[str]: ...
+    @property
+    def user(self) -> str | None: ...
+
+
+_A = TypeVar("_A", bound=Asked)
+
+Prepare = Callable[
+    [_A, ModelCard, native.Tokenizer, Settings, Sequence[str], Hints],
+    preprocess.Prepared,
+]
+"""See `preprocess.prepare`."""
+
+
 def generate(
+    services: Services,
+    record: observability.RequestRecord,
+    environ: dict[str, Any],
+    asked: _A,
+    prepare: Prepare[_A],
+    *,
+    label: str | None,
+    model: str | None,
+    key: str | None = None,
+) -> Answer:
+    """The answer to a request, streamed if it asks so. Raises RouterError before anything is sent.
+
+    `label`: what the client calls the request; `key`: by which it is routed, before its user.
+    """
+    record.label(label)
+    record.unknown_fields(asked.unknown)
+    card, adapters = services.adapters.resolve(model, asked.adapters)
+    record.model = card.name
+    tokenizer = services.tokenizer_of(card)
+    hints = services.routing.hints(environ, key, asked.user)
+    flow = arrive(services, environ, card.name, asked.user)
+    prepared = prepare(asked, card, tokenizer, services.settings, adapters, hints)
+    return _run(services, record, environ, prepared, tokenizer, flow)
+
+
+def _run(
     services: Services,
     record: observability.RequestRecord,
     environ: dict[str, Any],
     prepared: preprocess.Prepared,
     tokenizer: native.Tokenizer,
-    flow: Flow | None = None,
+    flow: Flow | None,
 ) -> Answer:
-    """The answer to this request, streamed if it asks so. Raises RouterError before anything is sent.
-
-    `flow`: what `arrive` has said.
-    """
     stream = native.new_stream(tokenizer, prepared.stream_options)
     client, until = ClientWatch(environ), services.deadline(record)
     on_close = None

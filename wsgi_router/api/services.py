@@ -63,12 +63,12 @@ class Services:
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._known: native.Tokenizers | None = None
-        self._tokenizers: Tokenizers
+        self.tokenizers: Tokenizers
         self._discovery: Discovery
-        self._pool: WorkerPool
-        self._dispatcher: Dispatcher
-        self._calls: Calls
-        self._adapters: Adapters
+        self.pool: WorkerPool
+        self.dispatcher: Dispatcher
+        self.calls: Calls
+        self.adapters: Adapters
         self.admission: Admission | None = None
         """None where nothing is limited; made by `start`."""
         self._loads: WorkerLoads | None = None
@@ -93,29 +93,29 @@ class Services:
             self._known = native.load_tokenizers(self.settings)
         self._transport = self._make_transport(self.settings)
         table = self.prefix_table
-        self._pool = WorkerPool(self.settings, self._transport, table.clear if table else None)
-        self._dispatcher = Dispatcher(self._pool, self._transport, self.settings, native.first_failure)
-        self._calls = Calls(self._pool, self._transport)
-        self._adapters = Adapters(self._pool, self._transport, self.settings)
+        self.pool = WorkerPool(self.settings, self._transport, table.clear if table else None)
+        self.dispatcher = Dispatcher(self.pool, self._transport, self.settings, native.first_failure)
+        self.calls = Calls(self.pool, self._transport)
+        self.adapters = Adapters(self.pool, self._transport, self.settings)
         self._loads = None
         if self.settings.loads_interval:
-            self._loads = WorkerLoads(self._pool, self._transport, self.settings)
+            self._loads = WorkerLoads(self.pool, self._transport, self.settings)
             self._loads.start()
         shed = self._loads.check if self._loads is not None and self._loads.sheds else None
         limited = self.settings.max_concurrent_requests or shed is not None
         self.admission = Admission(self.settings, peers.current(), shed) if limited else None
-        self._tokenizers = Tokenizers(self.settings, self._pool, self._transport, self._known)
-        self._discovery = Discovery(self.settings, self._pool)
+        self.tokenizers = Tokenizers(self.settings, self.pool, self._transport, self._known)
+        self._discovery = Discovery(self.settings, self.pool)
         self._discovery.start()
         self._discovery.wait()
-        self._pool.start()
+        self.pool.start()
         if table is not None:
-            self._kv_events = KvEvents(self._pool, self._transport, table, self.settings.cache_events)
+            self._kv_events = KvEvents(self.pool, self._transport, table, self.settings.cache_events)
             self._kv_events.start()
-        self._pool.wait_for_answer()
-        self._tokenizers.start()
-        self._tokenizers.wait()
-        _LOG.debug("process %d serves with %r", runtime.process_id(), self._pool)
+        self.pool.wait_for_answer()
+        self.tokenizers.start()
+        self.tokenizers.wait()
+        _LOG.debug("process %d serves with %r", runtime.process_id(), self.pool)
 
     def close(self) -> None:
         """Drops the connections to the workers, if this process has any. Idempotent."""
@@ -127,8 +127,8 @@ class Services:
                 if self._kv_events is not None:
                     self._kv_events.close()
                 self._discovery.close()
-                self._tokenizers.close()
-                self._pool.close()
+                self.tokenizers.close()
+                self.pool.close()
                 self._transport.close()
 
     def deadline(self, record: observability.RequestRecord) -> float:
@@ -137,32 +137,12 @@ class Services:
 
     def tokenizer_of(self, card: ModelCard) -> native.Tokenizer:
         """Raises NoTokenizerError."""
-        return self._tokenizers.of(card.name)
-
-    @property
-    def tokenizers(self) -> Tokenizers:
-        return self._tokenizers
+        return self.tokenizers.of(card.name)
 
     @property
     def prefix_table(self) -> native.PrefixTable | None:
         """What is known of the workers' KV caches, if the policy goes by it."""
         return native.prefix_table(self.settings) if reads_prompt(self.settings) else None
-
-    @property
-    def pool(self) -> WorkerPool:
-        return self._pool
-
-    @property
-    def dispatcher(self) -> Dispatcher:
-        return self._dispatcher
-
-    @property
-    def calls(self) -> Calls:
-        return self._calls
-
-    @property
-    def adapters(self) -> Adapters:
-        return self._adapters
 
     def __repr__(self) -> str:
         state = "started" if self._pid == runtime.process_id() else "not started"

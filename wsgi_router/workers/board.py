@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import mmap
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,13 +19,12 @@ from typing import Final
 
 from wsgi_router.setting_casts import MOST_WORKERS
 from wsgi_router.settings import SettingsError
-from wsgi_router.sharing import ProcessShared
+from wsgi_router.sharing import ProcessShared, cells, zeros
 
 ROWS: Final = 128
 """Of 64 processes: while a reload goes on there are the old ones and the new ones."""
 COLUMNS: Final = 2 * MOST_WORKERS
 """Of a list that has changed there are the old workers and the new ones."""
-_CELL: Final = 8
 _HELD: Final = 1 << 40
 """Added to a cell for each that uses the column, so that one nobody uses is told from an idle worker's."""
 _NAMES: Final = ROWS * COLUMNS
@@ -47,7 +45,7 @@ class Board:
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
-        self._cells = memoryview(mmap.mmap(-1, _CELLS * _CELL)).cast("q")
+        self._cells = cells(_CELLS)
         self._taken: set[int] = set()
         self._row: int | None = None if folder else 0
         if folder is None:
@@ -100,7 +98,7 @@ class Board:
         """Clears the row of a process that has ended. In the master."""
         if row is None:
             return
-        self._cells[row:_NAMES:ROWS] = memoryview(bytes(COLUMNS * _CELL)).cast("q")
+        self._cells[row:_NAMES:ROWS] = zeros(COLUMNS)
         self._taken.discard(row)
         self._set_rows()
 

@@ -7,11 +7,11 @@ raises the number in the worker's record; each other process reads the file when
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.sharing import replace_file
 from wsgi_router.workers.worker import ModelCard, Worker
 
 
@@ -73,10 +73,7 @@ class Cards:
         if card == worker.card:
             return news
         if self._folder is not None:
-            path = self._path(self._folder, worker)
-            new = path.with_name(path.name + ".new")
-            new.write_bytes(answer)
-            os.replace(new, path)
+            replace_file(self._path(self._folder, worker), answer)
         worker.card = card
         worker.card_number = worker.record.change_card()
         return True

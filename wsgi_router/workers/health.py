@@ -8,18 +8,16 @@ for each process, that it alone writes and that is cleared when it ends.
 
 from __future__ import annotations
 
-import mmap
 import time
 from collections.abc import Callable
 from typing import Final
 
 from wsgi_router import runtime
-from wsgi_router.sharing import ProcessShared
+from wsgi_router.sharing import ProcessShared, cells, zeros
 from wsgi_router.workers import board
 from wsgi_router.workers.board import COLUMNS, ROWS, Board, Load
 from wsgi_router.workers.breaker import Breaker, Event, Limits, Phase, State, after, phase
 
-_CELL: Final = 8
 _STATES: Final = tuple(State)
 _CODES: Final = {state: code for code, state in enumerate(_STATES)}
 _UP: Final = _CODES[State.UP]
@@ -48,7 +46,7 @@ class Health:
 
     def __init__(self, its_board: Board) -> None:
         self.board = its_board
-        self._cells = memoryview(mmap.mmap(-1, _CELLS * _CELL)).cast("q")
+        self._cells = cells(_CELLS)
         self._lock = runtime.brief_lock()
 
     def record(
@@ -70,11 +68,11 @@ class Health:
     def free_row(self, row: int | None) -> None:
         """Ends the trials of a process that has ended. In the master."""
         if row is not None:
-            self._cells[_TRIALS + row :: ROWS] = memoryview(bytes(COLUMNS * _CELL)).cast("q")
+            self._cells[_TRIALS + row :: ROWS] = zeros(COLUMNS)
 
     def _clear(self, column: int) -> None:
         for start, count in ((column * _FIELDS, _FIELDS), (_TRIALS + column * ROWS, ROWS)):
-            self._cells[start : start + count] = memoryview(bytes(count * _CELL)).cast("q")
+            self._cells[start : start + count] = zeros(count)
 
     def __repr__(self) -> str:
         return f"<Health of {self.board!r}>"

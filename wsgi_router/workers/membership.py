@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -22,6 +21,7 @@ import msgspec
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
 from wsgi_router.setting_casts import MOST_WORKERS, worker_url
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.sharing import replace_file
 from wsgi_router.workers.board import Board
 from wsgi_router.workers.roles import BOOTSTRAP_PORT, REGULAR, Part, Role, split_port
 
@@ -350,6 +350,4 @@ def _unusable(path: Path, why: str) -> SettingsError:
 
 def _replace(path: Path, changes: Changes | Found) -> None:
     """Raises OSError."""
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(msgspec.json.encode(changes) + b"\n")
-    os.replace(new, path)
+    replace_file(path, msgspec.json.encode(changes) + b"\n")

@@ -6,16 +6,14 @@ figures stand in an anonymous mapping, made before the fork, at the worker's col
 
 from __future__ import annotations
 
-import mmap
 import time
 from typing import Final, NamedTuple
 
-from wsgi_router.sharing import ProcessShared
+from wsgi_router.sharing import ProcessShared, cells
 from wsgi_router.workers.board import COLUMNS
 
 INTERVALS_KEPT: Final = 3
 """Figures older than so many intervals say nothing."""
-_CELL: Final = 8
 _MILLION: Final = 1_000_000
 
 
@@ -41,7 +39,7 @@ class Reports:
     """Figures by column. One process writes, all read."""
 
     def __init__(self) -> None:
-        self._cells = memoryview(mmap.mmap(-1, COLUMNS * _WIDTH * _CELL)).cast("q")
+        self._cells = cells(COLUMNS * _WIDTH)
 
     def put(self, column: int, report: Report) -> None:
         start = column * _WIDTH
