@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
 """Bindings to the native core: one class owns one handle and frees it once.
 
-Every call releases the GIL, but for the freeing of handles and the taking of ready bytes. What the classes do is
-said in ``wsgi_router/_core.pyi``.
+What may take a while, or wait for the transport's thread, is done without the GIL; what is as short as giving it up
+keeps it. What the classes do is said in ``wsgi_router/_core.pyi``.
 """
 
 import json

@@ -14,6 +14,7 @@ from tests.support.app import App
 from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Worker
 from tests.support.transport import Answer
+from wsgi_router import runtime
 
 # A busy machine is no failure; hypothesis takes an example of over 200 ms for one.
 hypothesis.settings.register_profile("unhurried", deadline=None)
@@ -55,3 +56,11 @@ def paced() -> Iterator[Worker]:
 def hung() -> Iterator[HungWorkers]:
     with HungWorkers(1) as process:
         yield process
+
+
+@pytest.fixture
+def drain(monkeypatch: pytest.MonkeyPatch) -> runtime.Drain:
+    """The process's own, for the test alone."""
+    made = runtime.Drain()
+    monkeypatch.setattr(runtime, "drain", made)
+    return made

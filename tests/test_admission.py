@@ -32,13 +32,6 @@ from wsgi_router.workers.board import Board
 ANY = Flow("")
 
 
-@pytest.fixture
-def drain(monkeypatch: pytest.MonkeyPatch) -> runtime.Drain:
-    made = runtime.Drain()
-    monkeypatch.setattr(runtime, "drain", made)
-    return made
-
-
 def make(peers: Peers | None = None, **settings: Any) -> Admission:
     given = {"max_concurrent_requests": 1, "queue_timeout": 20.0, **settings}
     made = Admission(Settings(**given), peers or Peers(Board()))

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import tiny
 from tests.support.app import CHAT, CONTEXT, MODEL, App, ask, embedder, error_of, whole
 from tests.support.processes import wait_until
 from wsgi_router import settings
@@ -84,11 +83,6 @@ def test_a_named_worker_counts_where_the_operator_allows_it(policy: str) -> None
 
 
 # Through the application, with six workers
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("tiny"))
 
 
 class Router(App):

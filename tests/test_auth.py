@@ -12,7 +12,7 @@ KEYS = ("first", "second")
 
 @pytest.mark.parametrize("header", ["Bearer first", "bearer second", "BEARER  first ", "Bearer first "])
 def test_keys_that_open(header: str) -> None:
-    check_key(KEYS, header)
+    assert KEYS[check_key(KEYS, header)] == header.split()[1]
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,15 @@ def test_a_reader_waits_for_counts_on_their_way(tmp_path: Path) -> None:
     assert entered.is_set()
 
 
-def test_a_folder_that_is_gone_harms_no_master(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_gone_harms_no_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from wsgi_router import gunicorn_conf
 
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "gone"))
     log = logging.getLogger("test")
     gunicorn_conf.child_exit(SimpleNamespace(log=log), SimpleNamespace(pid=os.getpid()))
+    assert "stay where they are" in caplog.text
 
 
 def test_no_room_for_the_counts_is_an_error(

@@ -11,14 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import modes, tiny
+from tests.support import modes
 from wsgi_router import errors, native, runtime
 from wsgi_router.settings import Settings, SettingsError
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

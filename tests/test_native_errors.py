@@ -10,16 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import tiny
 from wsgi_router import native
 from wsgi_router._core import CONTEXT_LENGTH, FUEL, INVALID_REQUEST, TEMPLATE, WORKER, json_work
 
 LOAD, INTERNAL = 5, 7
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,6 @@ WARM = 2_000
 GROWTH = 8 << 20
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write(tmp_path_factory.mktemp("tiny"))
-
-
 def job(text: str, **fields: object) -> bytes:
     return json.dumps({"messages": [{"role": "user", "content": text}], **fields}).encode()
 

@@ -17,13 +17,6 @@ from tests.support.processes import wait_until
 from wsgi_router import gunicorn_conf, runtime, serving
 
 
-@pytest.fixture
-def drain(monkeypatch: pytest.MonkeyPatch) -> runtime.Drain:
-    made = runtime.Drain()
-    monkeypatch.setattr(runtime, "drain", made)
-    return made
-
-
 def test_the_drain_begins_when_the_worker_ends(drain: runtime.Drain) -> None:
     worker = SimpleNamespace(alive=True, cfg=SimpleNamespace(graceful_timeout=300))
     serving.start(worker)

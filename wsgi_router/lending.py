@@ -1,11 +1,10 @@
 """Under gunicorn: what can be spared of its way to the client's socket.
 
-A streamed answer's socket is lent to the native core, where gunicorn would only pass the bytes on.
-
-A streamed answer is an iterable; gunicorn sends each piece as a chunk. Where nothing stands in between, the
-core can send the chunks itself, from its own thread, and Python has nothing to do for a token. gunicorn still
-writes the head, the first piece and the end. Nothing is lent under TLS, HTTP/2, HTTP/1.0 or HEAD, where
-middleware has wrapped the answer, or when gunicorn's response does not look as expected.
+A streamed answer is an iterable; gunicorn sends each piece as a chunk. Where nothing stands in between, its
+socket is lent to the core, which sends the chunks itself, from its own thread, and Python has nothing to do
+for a token. gunicorn still writes the head, the first piece and the end. Nothing is lent under TLS, HTTP/2,
+HTTP/1.0 or HEAD, where middleware has wrapped the answer, or when gunicorn's response does not look as
+expected.
 
 A whole answer, and the first piece of a streamed one, is sent together with its head, which gunicorn sends
 apart: one call of the system, and one packet, in place of two.
@@ -23,7 +22,6 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 _EXPECTED: Final = ("chunked", "sent", "sock", "cfg", "headers_sent", "response_length")
 """What is used of gunicorn's Response; all of it is as old as the class."""
-
 
 _JOINED_BYTES: Final = 64 << 10
 """More would cost more to copy than a call of the system does."""

@@ -113,71 +113,59 @@ class Metrics:
             values.ValueClass = values.MultiProcessValue(runtime.process_id)  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         common: Any = {"namespace": "wsgi_router", "registry": self.registry}
-        self.requests = Counter("requests", "Requests answered.", ["route", "status"], **common)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(name, text, labels, **common)
+
+        def histogram(name: str, text: str, *labels: str, bounds: Sequence[float] = _SECONDS) -> Histogram:
+            return Histogram(name, text, labels, buckets=bounds, **common)
+
+        self.requests = counter("requests", "Requests answered.", "route", "status")
         self.in_flight = Gauge(
             "requests_in_flight",
             "Requests being answered, but for health checks and this one.",
             multiprocess_mode="livesum",
             **common,
         )
-        self.duration = Histogram(
-            "request_duration_seconds",
-            "Time from a request's headers to its answer's end.",
-            ["route"],
-            buckets=_SECONDS,
-            **common,
+        self.duration = histogram(
+            "request_duration_seconds", "Time from a request's headers to its answer's end.", "route"
         )
-        self.first_token = Histogram(
-            "time_to_first_token_seconds",
-            "Time from a request's headers to the worker's first event.",
-            buckets=_SECONDS,
-            **common,
+        self.first_token = histogram(
+            "time_to_first_token_seconds", "Time from a request's headers to the worker's first event."
         )
-        self.inter_token = Histogram(
-            "inter_token_seconds", "Time between two tokens of a choice.", buckets=token_bounds, **common
+        self.inter_token = histogram(
+            "inter_token_seconds", "Time between two tokens of a choice.", bounds=token_bounds
         )
-        self.tokens = Counter(
-            "tokens",
-            "Tokens, by kind: prompt, cached (of the prompt), completion, reasoning.",
-            ["kind"],
-            **common,
+        self.tokens = counter(
+            "tokens", "Tokens, by kind: prompt, cached (of the prompt), completion, reasoning.", "kind"
         )
-        self.prompt_cache_hits = Counter(
-            "prompt_cache_hits", "Prompts of which some tokens were known from earlier ones.", **common
+        self.prompt_cache_hits = counter(
+            "prompt_cache_hits", "Prompts of which some tokens were known from earlier ones."
         )
-        self.prompt_cache_tokens = Counter(
-            "prompt_cache_tokens", "Tokens of prompts that were not encoded anew.", **common
+        self.prompt_cache_tokens = counter(
+            "prompt_cache_tokens", "Tokens of prompts that were not encoded anew."
         )
-        self.prefix_blocks = Counter(
+        self.prefix_blocks = counter(
             "prefix_blocks",
             "Blocks of 16 prompt tokens that cache_aware has routed: asked, matched (known to be cached).",
-            ["kind"],
-            **common,
+            "kind",
         )
-        self.prefix_choices = Counter(
+        self.prefix_choices = counter(
             "prefix_choices",
             "Choices of cache_aware, by reason: match, load, spill (the best match was overloaded).",
-            ["reason"],
-            **common,
+            "reason",
         )
-        self.retries = Counter("retries", "Times that a request went to another worker.", **common)
-        self.retry_budget_exhausted = Counter(
+        self.retries = counter("retries", "Times that a request went to another worker.")
+        self.retry_budget_exhausted = counter(
             "retry_budget_exhausted",
             "Times that a request did not go to another worker, as too many others did.",
-            **common,
         )
-        self.cancellations = Counter("cancellations", "Requests whose client left before the end.", **common)
-        self.refused = Counter(
-            "requests_refused",
-            "Requests that were too many: by the limit, or for the workers.",
-            ["reason"],
-            **common,
+        self.cancellations = counter("cancellations", "Requests whose client left before the end.")
+        self.refused = counter(
+            "requests_refused", "Requests that were too many: by the limit, or for the workers.", "reason"
         )
-        self.queue_time = Histogram(
-            "queue_seconds",
-            "Time that a request waited until it was allowed to run.",
-            buckets=_SECONDS,
-            **common,
+        self.queue_time = histogram(
+            "queue_seconds", "Time that a request waited until it was allowed to run."
         )
 
         self._pending: dict[_Value, float] = {}

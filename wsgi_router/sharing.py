@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,18 @@ def replace_file(path: Path, data: bytes) -> None:
     new = path.with_name(path.name + ".new")
     new.write_bytes(data)
     new.replace(path)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Locks a file for this process, until that ends or closes it; False where another one has. Never blocks.
+
+    To a process that has it, it is given again.
+    """
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 class ProcessShared(Generic[_P, _T]):

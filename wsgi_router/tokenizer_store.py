@@ -10,7 +10,6 @@ of them is its own; all processes of a server go by that.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import os
@@ -25,6 +24,7 @@ from typing import Final
 import msgspec
 
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.sharing import try_lock
 from wsgi_router.tokenizer_cache import Cache, Files, Hold, digests
 from wsgi_router.workers.board import Board
 
@@ -204,7 +204,7 @@ class Store:
         descriptor = os.open(self._path(model, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             deadline = time.monotonic() + seconds
-            while not _try_lock(descriptor) and self.record(model) is None:
+            while not try_lock(descriptor) and self.record(model) is None:
                 if time.monotonic() > deadline:
                     raise TimeoutError("another process has been fetching it for too long")
                 time.sleep(_LOOK_SECONDS)
@@ -217,14 +217,6 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {self._cache.folder}>"
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
-        return False
-    return True
 
 
 def forget(board: Board) -> None:

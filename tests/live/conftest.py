@@ -22,6 +22,13 @@ def simulator_flags(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]
     return (*flags, "--script", str(path))
 
 
+@pytest.fixture(scope="module")
+def worker(simulator_flags: tuple[str, ...]) -> Iterator[Worker]:
+    """For routers of a module's own."""
+    with Worker(*simulator_flags) as worker:
+        yield worker
+
+
 @pytest.fixture(scope="session")
 def simulators(simulator_flags: tuple[str, ...]) -> Iterator[tuple[Worker, Worker]]:
     with Worker(*simulator_flags) as first, Worker(*simulator_flags) as second:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,6 @@ from tests.support import sse
 from tests.support.processes import QWEN3, ROOT, Process, Router, Worker, wait_until
 
 URL = "/v1/chat/completions"
-
-
-@pytest.fixture(scope="module")
-def worker(simulator_flags: tuple[str, ...]) -> Iterator[Worker]:
-    with Worker(*simulator_flags) as worker:
-        yield worker
 
 
 def post(router: Router) -> int:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 
 from tests.live.script import TEXT
 from tests.live.test_chat import ask, stream
@@ -24,12 +22,6 @@ def other(environ, start_response):
 
 application = DispatcherMiddleware(other, {"/llm": router})
 """
-
-
-@pytest.fixture(scope="module")
-def worker(simulator_flags: tuple[str, ...]) -> Iterator[Worker]:
-    with Worker(*simulator_flags) as worker:
-        yield worker
 
 
 def both_modes(router: Router) -> None:

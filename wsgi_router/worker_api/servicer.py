@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -335,23 +335,23 @@ class SchedulerServicer:
     ) -> sglang_scheduler_pb2.LoadLoRAAdapterResponse:
         """Load an adapter; what the engine refuses is an unsuccessful answer, not a status."""
         adapter = LoraAdapter(request.lora_id, request.lora_name, request.lora_path, request.pinned)
-        async with engine_errors(context):
-            message = await _refusal(self.engine.load_lora(adapter))
-            loaded = [entry.lora_id for entry in await self.engine.list_loras()]
-        return sglang_scheduler_pb2.LoadLoRAAdapterResponse(
-            success=not message, message=message, loaded_lora_ids=loaded
-        )
+        outcome = await self._change_loras(self.engine.load_lora(adapter), context)
+        return sglang_scheduler_pb2.LoadLoRAAdapterResponse(**outcome)
 
     async def UnloadLoRAAdapter(
         self, request: sglang_scheduler_pb2.UnloadLoRAAdapterRequest, context: Context
     ) -> sglang_scheduler_pb2.UnloadLoRAAdapterResponse:
         """Unload an adapter, answered like the load."""
+        change = self.engine.unload_lora(request.lora_name, request.lora_id)
+        outcome = await self._change_loras(change, context)
+        return sglang_scheduler_pb2.UnloadLoRAAdapterResponse(**outcome)
+
+    async def _change_loras(self, change: Coroutine[Any, Any, None], context: Context) -> dict[str, Any]:
+        """What both answers say of a change."""
         async with engine_errors(context):
-            message = await _refusal(self.engine.unload_lora(request.lora_name, request.lora_id))
+            message = await _refusal(change)
             loaded = [entry.lora_id for entry in await self.engine.list_loras()]
-        return sglang_scheduler_pb2.UnloadLoRAAdapterResponse(
-            success=not message, message=message, loaded_lora_ids=loaded
-        )
+        return {"success": not message, "message": message, "loaded_lora_ids": loaded}
 
     async def ListLoadedLoRAAdapters(
         self, request: sglang_scheduler_pb2.ListLoadedLoRAAdaptersRequest, context: Context

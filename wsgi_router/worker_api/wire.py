@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from google.protobuf.json_format import MessageToDict
@@ -214,10 +214,7 @@ def encode_model_info(info: ModelInfo) -> sglang_scheduler_pb2.GetModelInfoRespo
     )
 
 
-def encode_loads(loads: EngineLoads, include: Iterable[str]) -> sglang_scheduler_pb2.GetLoadsResponse:
-    """The one rank's load with the sections asked for, and the aggregate over it."""
-    wanted = set(include)
-    sections = {"memory", "lora", "disagg", "queues"} if "all" in wanted else wanted
+def _rank_load(loads: EngineLoads, sections: Collection[str]) -> sglang_scheduler_pb2.SchedulerLoad:
     load = sglang_scheduler_pb2.SchedulerLoad(
         num_running_reqs=loads.running,
         num_waiting_reqs=loads.waiting,
@@ -243,10 +240,17 @@ def encode_loads(loads: EngineLoads, include: Iterable[str]) -> sglang_scheduler
         load.disaggregation.mode = loads.disaggregation_mode
     if "queues" in sections:
         load.queues.waiting = loads.waiting
+    return load
+
+
+def encode_loads(loads: EngineLoads, include: Iterable[str]) -> sglang_scheduler_pb2.GetLoadsResponse:
+    """The one rank's load with the sections asked for, and the aggregate over it."""
+    wanted = set(include)
+    sections = {"memory", "lora", "disagg", "queues"} if "all" in wanted else wanted
     return sglang_scheduler_pb2.GetLoadsResponse(
         timestamp=datetime.now(UTC).isoformat(),
         dp_rank_count=1,
-        loads=[load],
+        loads=[_rank_load(loads, sections)],
         aggregate=sglang_scheduler_pb2.AggregateMetrics(
             total_running_reqs=loads.running,
             total_waiting_reqs=loads.waiting,

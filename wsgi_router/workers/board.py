@@ -19,7 +19,7 @@ from typing import Final
 
 from wsgi_router.setting_casts import MOST_WORKERS
 from wsgi_router.settings import SettingsError
-from wsgi_router.sharing import ProcessShared, cells, zeros
+from wsgi_router.sharing import ProcessShared, cells, try_lock, zeros
 
 ROWS: Final = 128
 """Of 64 processes: while a reload goes on there are the old ones and the new ones."""
@@ -74,11 +74,7 @@ class Board:
             return True
         if self._resigned:
             return False
-        try:  # its own lock is given to a process again
-            fcntl.lockf(self._descriptor(self.folder, "leader"), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):
-            return False
-        return True
+        return try_lock(self._descriptor(self.folder, "leader"))
 
     def resign(self) -> None:
         """Leaves to another process, for good, what one does for all."""
