@@ -18,6 +18,7 @@ from wsgi_router.calls import Call, Calls
 from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.breaker import State
+from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.transport import RpcFailure
 from wsgi_router.workers.worker import Worker
 
@@ -62,7 +63,7 @@ def test_one_worker_answers() -> None:
     assert len(bench.asked_of) == 1
 
 
-@pytest.mark.parametrize("code", ["UNAVAILABLE", "INTERNAL"])
+@pytest.mark.parametrize("code", ["UNAVAILABLE", "CANCELLED", "INTERNAL"])
 def test_other_workers_are_asked(code: str) -> None:
     bench = Asked(failing(code))
     bench.calls.ask(Call("Embed", 5, "m"), b"abc")
@@ -135,6 +136,44 @@ def test_one_that_fails_ends_all() -> None:
         bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x" * size for size in range(1, 200)])
     over.set()
     assert len(bench.asked_of) <= 3 + 7
+
+
+def test_what_is_dropped_with_one_that_fails_counts_in_no_way() -> None:
+    release, begun = threading.Event(), threading.Barrier(8)
+
+    def third(request: bytes, worker: str) -> Any:
+        begun.wait(20)
+        if len(request) == 3:
+            return RpcFailure("INVALID_ARGUMENT", "no")
+        release.wait(20)
+        return RpcFailure("CANCELLED")
+
+    bench = Asked(third, breaker_failures=1)
+    bench.transport.on_cancel = release.set
+    with pytest.raises(UpstreamError, match="no"):
+        bench.calls.ask_for_each(Call("Embed", 5, "m"), [b"x" * size for size in range(1, 9)])
+    wait_until(lambda: sum(bench.in_flight()) == 0, 5)
+    assert len(bench.asked_of) == 8
+    assert [worker.record._breaker().failures for worker in bench.pool.workers] == [0, 0]
+    assert bench.pool.retries._retries == 0
+
+
+def test_a_batch_that_a_worker_drops_is_one_failure_and_goes_elsewhere() -> None:
+    begun = threading.Barrier(8)
+    dropping: list[str] = []
+
+    def first_drops(request: bytes, worker: str) -> Any:
+        if worker != (dropping or [worker])[0]:
+            return counted(request, worker)
+        dropping.append(worker)
+        begun.wait(20)
+        return RpcFailure("CANCELLED", "the server is shutting down")
+
+    bench = Asked(first_drops, policy="consistent_hashing", breaker_failures=8)
+    hints = Hints(key="k")
+    answers = bench.calls.ask_for_each(Call("Embed", 5, "m", hints), [b"x" * size for size in range(1, 9)])
+    assert [pb.EmbedResponse.FromString(answer).prompt_tokens for answer in answers] == list(range(1, 9))
+    assert sorted(worker.record._breaker().failures for worker in bench.pool.workers) == [0, 1]
 
 
 def test_the_client_leaves() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -33,7 +34,7 @@ from wsgi_router.workers.transport import GenerateJob, Patience, RpcFailure
 
 both = pytest.mark.parametrize("mode", TRANSPORT_MODES)
 
-FIVE, SLOW, WAIT, BURST, BROKEN, ABORTED, HANG = ([1000 + n, 77] for n in range(7))
+FIVE, SLOW, WAIT, BURST, BROKEN, ABORTED, HANG, LATE = ([1000 + n, 77] for n in range(8))
 ANSWERS: list[tuple[list[int], dict[str, Any]]] = [
     (FIVE, {"token_ids": [11, 12, 13, 14, 15], "ttft_ms": 0, "itl_ms": 0}),
     (SLOW, {"random": 500, "ttft_ms": 0, "itl_ms": 30, "free": True}),
@@ -42,6 +43,7 @@ ANSWERS: list[tuple[list[int], dict[str, Any]]] = [
     (BROKEN, {"error": {"status": "INVALID_ARGUMENT", "message": "no such thing"}}),
     (ABORTED, {"abort": {"after_tokens": 0}}),
     (HANG, {"token_ids": [11, 12], "hang": {"after_tokens": 1}, "ttft_ms": 0}),
+    (LATE, {"token_ids": [11], "ttft_ms": 900, "free": True}),
 ]
 
 
@@ -216,6 +218,27 @@ def failover_scenario(port: int, dead: int) -> None:
     assert not flow.pool.workers[1].available()
 
 
+def dropped_scenario(ports: list[int], pids: list[int]) -> None:
+    """A worker that ends drops its calls, though no client has left: they go to the other one."""
+    flow = Flow(*ports, policy="round_robin", breaker_failures=2)
+    found: list[dict[int, list[Any]]] = []
+
+    def request() -> None:
+        with contextlib.closing(flow.open(LATE, choices=2)) as generation:
+            found.append(collect(generation, 2))
+
+    threads = [threading.Thread(target=request) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(worker.in_flight == 3 for worker in flow.pool.workers), 20)
+    os.kill(pids[0], signal.SIGINT)
+    for thread in threads:
+        thread.join(60)
+    assert [[ids_of(items) for items in one.values()] for one in found] == [[[11], [11]]] * 6
+    assert [worker.record._breaker().failures for worker in flow.pool.workers] == [1, 0]
+    flow.assert_idle()
+
+
 def random_ends_scenario(port: int, count: int) -> None:
     """Requests that end in every way, at random moments, many at once: nothing is left of any."""
     flow = Flow(port, queue_size=3, close_timeout=0.5)
@@ -345,6 +368,13 @@ def test_killed_midway_and_back_again(mode: str, script: Path, tmp_path: Path) -
 def test_failover(mode: str, worker: Worker, script: Path) -> None:
     with Worker("--script", str(script)) as second:
         run(mode, failover_scenario, worker.port, second.port)
+
+
+@pytest.mark.parametrize("mode", [TRANSPORT_MODES[0], TRANSPORT_MODES[3]])
+def test_dropped_by_a_worker_that_ends(mode: str, script: Path) -> None:
+    with Worker("--script", str(script)) as first, Worker("--script", str(script)) as second:
+        workers = (first, second)
+        run(mode, dropped_scenario, [one.port for one in workers], [one.pid for one in workers])
 
 
 @both

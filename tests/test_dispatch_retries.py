@@ -33,6 +33,7 @@ from wsgi_router.workers.transport import GenerateJob, RpcFailure
 
 UNAVAILABLE = RpcFailure("UNAVAILABLE", "connection reset")
 INTERNAL = RpcFailure("INTERNAL", "broken")
+CANCELLED = RpcFailure("CANCELLED", "the server is shutting down")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def pausing(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "failure", [UNAVAILABLE, (INTERNAL,), (RpcFailure("UNKNOWN"),), (ABORT, None), (None,)]
+    "failure", [UNAVAILABLE, (INTERNAL,), (CANCELLED,), (RpcFailure("UNKNOWN"),), (ABORT, None), (None,)]
 )
 def test_a_request_goes_from_worker_to_worker(failure: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     pausing(monkeypatch, 0.1)
@@ -134,6 +135,7 @@ FAULTS: list[Answer] = [
     (INTERNAL,),
     (RpcFailure("UNKNOWN"),),
     (RpcFailure("DATA_LOSS"),),
+    (CANCELLED,),
     (RpcFailure("DEADLINE_EXCEEDED"),),
     (ABORT, None),
     (None,),
@@ -161,7 +163,6 @@ def test_faults_in_a_row_open_the_breaker(fault: Answer) -> None:
         "INVALID_ARGUMENT",
         "NOT_FOUND",
         "FAILED_PRECONDITION",
-        "CANCELLED",
         "UNIMPLEMENTED",
     ],
 )
@@ -187,6 +188,28 @@ def test_a_client_that_leaves_counts_in_no_way() -> None:
     assert phase_of(bench) is Phase.CLOSED
     fail(bench, 1)
     assert phase_of(bench) is Phase.OPEN
+
+
+def test_what_all_workers_drop_is_told_as_it_is() -> None:
+    bench = Bench(*[(CANCELLED,)] * 3, workers=3)
+    with pytest.raises(UpstreamError) as caught:
+        bench.open()
+    assert len(bench.transport.streams) == 3
+    assert (caught.value.status, caught.value.code) == (500, "worker_error")
+    assert "x-should-retry" not in caught.value.headers()
+
+
+def test_what_we_drop_ourselves_counts_in_no_way() -> None:
+    """A request with several choices of which one fails for good."""
+    bench = Bench((chunk(1),), *[()] * 4, breaker_failures=1)
+    generation = bench.open(choices=5)
+    bench.transport.streams[3].put(RpcFailure("INVALID_ARGUMENT", "no such thing"))
+    with pytest.raises(UpstreamError, match="no such thing"):
+        collect(generation, 5)
+    generation.close()
+    assert [stream.closes for stream in bench.transport.streams] == [1, 1, 1, 0, 1]
+    assert all(worker.record._breaker().failures == 0 for worker in bench.pool.workers)
+    assert bench.pool.retries._retries == 0
 
 
 def test_a_failure_in_the_midst_of_a_stream_counts() -> None:
@@ -215,11 +238,13 @@ def test_a_good_answer_ends_a_row() -> None:
     assert phase_of(bench) is Phase.CLOSED
 
 
-def test_all_that_a_lost_connection_ends_is_one_failure() -> None:
-    bench = Bench(*[(chunk(1),)] * 20, (chunk(2), UNAVAILABLE), workers=1, breaker_failures=3)
+@pytest.mark.parametrize("loss", [UNAVAILABLE, CANCELLED])
+def test_all_that_is_lost_at_one_moment_is_one_failure(loss: RpcFailure) -> None:
+    """By the end of a connection, or by a worker that drops its calls as it ends."""
+    bench = Bench(*[(chunk(1),)] * 20, (chunk(2), loss), workers=1, breaker_failures=3)
     generations = [bench.open() for _ in range(20)]
     for stream in bench.transport.streams:
-        stream.put(UNAVAILABLE)
+        stream.put(loss)
     for generation in generations:
         collect(generation)
         generation.close()

@@ -22,9 +22,9 @@ def test_attempts_are_bounded_and_refusals_final() -> None:
     assert retries.allow(WorkerAbortError(), [1, 2], 0)
     assert not retries.allow(WorkerAbortError(), [1, 2, 3], 0)
     assert not retries.allow(InvalidRequestError("no"), [1], 0)
-    for code in ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "CANCELLED"):
+    for code in ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "ABORTED"):
         assert not retries.allow(UpstreamError.from_grpc(code, ""), [1], 0)
-    for code in ("UNAVAILABLE", "INTERNAL", "UNKNOWN", "DATA_LOSS"):
+    for code in ("UNAVAILABLE", "CANCELLED", "INTERNAL", "UNKNOWN", "DATA_LOSS"):
         assert retries.allow(UpstreamError.from_grpc(code, ""), [1], 0)
 
 

@@ -23,6 +23,7 @@ from wsgi_router.workers.breaker import Event
 from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.retries import found_down
 from wsgi_router.workers.roles import EVERY_ROLE, PROMPT_ROLES, Role
 from wsgi_router.workers.transport import Cancel, RpcFailure, Transport
 from wsgi_router.workers.worker import Lease, Worker
@@ -55,11 +56,7 @@ class Call(NamedTuple):
 
 
 class _Attempt:
-    """A call that waits for an answer of an engine; it goes to another worker if that one is found down.
-
-    As where answers are streamed (`dispatch.Dispatcher.leave`): an engine that may only be busy is left if
-    somebody else may be asked.
-    """
+    """A call that waits for an answer of an engine; it goes to another worker if that one is found down."""
 
     __slots__ = ("_request", "_tried", "allowed", "cancel", "left")
 
@@ -76,11 +73,9 @@ class _Attempt:
         """The worker was found down. Does not block."""
         if self.left:
             return
-        request = self._request
-        another = request.is_another(self._tried, _found_down())
-        self.allowed = another and request.may_spend()
-        self.left = self.allowed or (not another and self._tried[-1].gone)
-        if self.left:
+        another = self._request.leave(self._tried)
+        if another is not None:
+            self.left, self.allowed = True, another
             self.cancel()
 
 
@@ -112,7 +107,7 @@ class _Request:
             finally:
                 lease.release()
             allowed = attempt.allowed and error.failover
-            if not (allowed or self._may_ask_another(tried, error)):
+            if self.cancel.called or not (allowed or self._may_ask_another(tried, error)):
                 raise error
             self._pause(tried, error)
             observability.metrics().retries.inc()
@@ -140,13 +135,9 @@ class _Request:
         """Whether one more worker may be asked after those that were `tried`; counts it then."""
         return self._is_other(tried) and self._pool.retries.allow(error, tried, time.monotonic())
 
-    def is_another(self, tried: Collection[Worker], error: RouterError) -> bool:
-        """Whether one more worker may be asked, but for the budget."""
-        return self._is_other(tried) and self._pool.retries.attempts_left(error, tried)
-
-    def may_spend(self) -> bool:
-        """Whether the budget has room for one more attempt; counts it then."""
-        return self._pool.retries.spend(time.monotonic())
+    def leave(self, tried: Sequence[Worker]) -> bool | None:
+        """What becomes of a call at the last of those that were `tried`; see `Retries.leave`."""
+        return self._pool.retries.leave(tried, self._is_other(tried), time.monotonic())
 
     def _is_other(self, tried: Collection[Worker]) -> bool:
         try:
@@ -176,7 +167,9 @@ class _Request:
                 answer = self._transport.unary(worker, asked.method, message, limit, attempt.cancel)
         except RpcFailure as failure:
             if attempt.left:
-                raise _found_down() from None
+                raise found_down() from None
+            if self.cancel.called:  # it says nothing of the worker
+                raise UpstreamError.from_grpc(failure.code, failure.details) from None
             if failure.code == "DEADLINE_EXCEEDED" and left < asked.timeout:  # it was given too little time
                 raise _late() from None
             pool.report_failure(worker, failure)
@@ -234,10 +227,6 @@ class Calls:
 
 def _late() -> DeadlineError:
     return DeadlineError("The request was not answered in time.")
-
-
-def _found_down() -> UpstreamError:
-    return UpstreamError.from_grpc("UNAVAILABLE", "")
 
 
 class _Batch(Generic[_A, _R]):

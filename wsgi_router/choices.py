@@ -17,7 +17,7 @@ from wsgi_router import runtime
 from wsgi_router.client_watch import cut
 from wsgi_router.deadlines import Deadlines
 from wsgi_router.errors import RouterError
-from wsgi_router.workers.breaker import FAULTS, Event
+from wsgi_router.workers.breaker import FAULTS, LOSSES, Event
 from wsgi_router.workers.faults import Faults
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.transport import Call, GenerateJob, GenerateTransport, MessageStream, RpcFailure
@@ -407,7 +407,7 @@ class TimeLimit:
 
 def _told_of_a_fault(end: Ended | RpcFailure) -> bool:
     """Whether the worker was there, and something was wrong, but not with the request."""
-    return isinstance(end, RpcFailure) and end.code in FAULTS and end.code != "UNAVAILABLE"
+    return isinstance(end, RpcFailure) and end.code in FAULTS - LOSSES
 
 
 class _Sink:

@@ -41,6 +41,7 @@ from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings
 from wsgi_router.workers.breaker import State
 from wsgi_router.workers.pool import WorkerPool
+from wsgi_router.workers.retries import found_down
 from wsgi_router.workers.transport import (
     GenerateJob,
     GenerateTransport,
@@ -400,26 +401,20 @@ class Dispatcher:
     def leave(self, generation: Generation, opening: Opening, choice: Choice, worker: Worker) -> None:
         """Has a choice begun again that waits for `worker`, which was found down. Raises RouterError.
 
-        Where the worker's front answers the engine may have too much to do for a check, with this very prompt
-        perhaps; so the choice stays if nobody else may be asked.
+        Whether it goes, `Retries.leave` says; if it stays, this is to be called again.
         """
-        if worker.state is not State.DOWN:
+        queue, tried, now = generation._queue, [*opening.tried, worker], time.monotonic()
+        if worker.state is not State.DOWN or queue.has_event(choice):
             return
-        error, tried = UpstreamError.from_grpc("UNAVAILABLE", ""), [*opening.tried, worker]
-        queue = generation._queue
-        another = self._is_another(opening.job, tried) and self._retries.attempts_left(error, tried)
-        if not (another or worker.gone) or queue.has_event(choice):
-            return
-        if another and not self._retries.spend(time.monotonic()):
-            return  # it is told again, when the budget may have grown
-        if queue.began(choice):
+        another = self._retries.leave(tried, self._is_another(opening.job, tried), now)
+        if another is None or queue.began(choice):
             return
         choice.stale = True
         queue.cancel(choice)
         if not another:
-            raise error
+            raise found_down()
         opening.tried = tried
-        generation.begin_again(time.monotonic() + self._retries.pause(tried), opening, error)
+        generation.begin_again(now + self._retries.pause(tried), opening, found_down())
 
     def _may_ask_another(self, job: GenerateJob, tried: list[Worker], error: RouterError) -> bool:
         """Whether one more worker may be asked after those that were `tried`; counts it then."""

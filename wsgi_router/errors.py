@@ -266,7 +266,8 @@ GRPC_STATUS: Final[dict[str, GrpcStatus]] = {
     "DEADLINE_EXCEEDED": GrpcStatus(504, "deadline_exceeded", True, False, _DEADLINE_TEXT),
     "INTERNAL": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True, failover=True),
-    "CANCELLED": GrpcStatus(500, "worker_error", retryable=True),
+    # Of a call that we have cancelled ourselves nobody asks: the worker has dropped this one.
+    "CANCELLED": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True, failover=True),
 }
 _OTHER: Final = GrpcStatus(500, "worker_error", retryable=True)

@@ -59,7 +59,13 @@ def after(state: State, event: Event) -> State:
     return TRANSITIONS.get((state, event), state)
 
 
-FAULTS: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"})
+LOSSES: Final = frozenset({"UNAVAILABLE", "CANCELLED"})
+"""Statuses of gRPC that end many calls at one moment: a connection is lost, a worker that ends drops them.
+
+CANCELLED, too, is the worker's doing: a call that we cancel ourselves is not waited for.
+"""
+
+FAULTS: Final = LOSSES | {"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"}
 """Statuses of gRPC that count as a worker's failure. Refusals of a request do not, nor does a full queue."""
 
 

@@ -16,7 +16,7 @@ from wsgi_router import observability, runtime
 from wsgi_router.errors import InvalidRequestError, ModelNotFoundError, NoWorkerError, shown
 from wsgi_router.settings import Settings, SettingsError
 from wsgi_router.workers import cards, health
-from wsgi_router.workers.breaker import FAULTS, SEEN, Event, Limits, Phase
+from wsgi_router.workers.breaker import FAULTS, LOSSES, SEEN, Event, Limits, Phase
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.membership import Membership, parts
 from wsgi_router.workers.origins import origins
@@ -290,12 +290,12 @@ class WorkerPool:
     def blame(self, lease: Lease, code: str = "INTERNAL") -> None:
         """Takes in that a request has failed, with this status of gRPC; not every status is a worker's fault.
 
-        All that a lost connection ends is one failure.
+        All that a lost connection ends is one failure, and so is all that a worker drops as it ends.
         """
         worker = lease.worker
         if code not in FAULTS:
             return
-        if code == "UNAVAILABLE":
+        if code in LOSSES:
             if lease.began < worker.lost:
                 return
             worker.lost = time.monotonic()

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from typing import Final
 
 from wsgi_router import observability
-from wsgi_router.errors import RouterError
+from wsgi_router.errors import RouterError, UpstreamError
 from wsgi_router.settings import Settings
+from wsgi_router.workers.worker import Worker
 
 FIRST_PAUSE: Final = 0.05
 PAUSE_GROWTH: Final = 1.5
@@ -20,6 +21,11 @@ _WINDOW_SECONDS: Final = 10.0
 _FREE: Final = 100.0
 """Retries in the window that need no requests to pay for them, so that a worker's end costs few answers."""
 _GRAIN_SECONDS: Final = 0.1
+
+
+def found_down() -> UpstreamError:
+    """How a request has failed that waited for a worker which was found down."""
+    return UpstreamError.from_grpc("UNAVAILABLE", "")
 
 
 class Retries:
@@ -57,6 +63,19 @@ class Retries:
             return False
         self._retries += 1
         return True
+
+    def leave(self, tried: Sequence[Worker], other: bool, now: float) -> bool | None:
+        """What becomes of a request that waits for the last of those that were `tried`, which was found down.
+
+        `other`: somebody else is there. True: it goes there, and is counted; False: it fails; None: it stays.
+
+        Where the worker's front answers the engine may have too much to do for a check, with this very prompt
+        perhaps; so a request stays if nobody else may be asked. Without a budget it stays, too, and is to be
+        asked about again.
+        """
+        if other and self.attempts_left(found_down(), tried):
+            return True if self.spend(now) else None
+        return False if tried[-1].gone else None
 
     @staticmethod
     def pause(tried: Sized) -> float:

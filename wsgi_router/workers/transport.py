@@ -94,6 +94,11 @@ class Cancel:
         self._called = False
         self._lock = threading.Lock()
 
+    @property
+    def called(self) -> bool:
+        """Whether it was; what fails from then on may have failed by it."""
+        return self._called
+
     def __call__(self) -> None:
         with self._lock:
             self._called = True

@@ -89,7 +89,7 @@ class Worker:
         self.proved = 0.0
         """When a request began to be answered, or was answered well, in this process; by time.monotonic."""
         self.lost = -math.inf
-        """When this process last lost a request by the loss of a connection; by time.monotonic."""
+        """When this process last lost requests, all that were there (`breaker.LOSSES`); by time.monotonic."""
         self._waiting: dict[Lease, Callable[[], object]] = {}
         self._told = -math.inf
         self._life = self.record.life
