@@ -19,6 +19,7 @@ from wsgi_router.errors import ClientGone, NoWorkerError, RouterError, UpstreamE
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.breaker import State
 from wsgi_router.workers.hints import Hints
+from wsgi_router.workers.slots import Slots
 from wsgi_router.workers.transport import RpcFailure
 from wsgi_router.workers.worker import Worker
 
@@ -273,6 +274,43 @@ def test_a_worker_that_is_found_down_is_left() -> None:
     assert len(set(bench.asked_of)) == len(bench.asked_of) == 2
     assert [worker.record._breaker().failures for worker in bench.pool.workers] == [0, 0]
     assert not any(worker._waiting for worker in bench.pool.workers)
+
+
+def test_who_waits_for_a_slot_hears_of_a_worker_that_is_found_down() -> None:
+    """And whoever waits for one there goes elsewhere, as if the call were under way."""
+    bench = Asked(counted)
+    slots, unary, held = Slots(1), bench.transport.unary, runtime.wakeup()
+
+    def through_slots(
+        worker: Worker, method: str, request: bytes, timeout: float, cancel: Any = None
+    ) -> bytes:
+        if method != "Embed":
+            return unary(worker, method, request, timeout, cancel)
+        bench.asked_of.append(worker.url)
+        if worker.url != bench.asked_of[0]:
+            return unary(worker, method, request, timeout, cancel)
+        with slots.held(timeout, cancel):
+            return b""
+
+    def hold() -> None:
+        with slots.held(60):
+            held.wait(60)
+
+    bench.transport.unary = through_slots  # type: ignore[method-assign]
+    threading.Thread(target=hold, daemon=True).start()
+    wait_until(lambda: "free=0" in repr(slots))
+
+    def end() -> None:
+        wait_until(lambda: "waiting=1" in repr(slots))
+        found = bench.pool.named(bench.asked_of[0])
+        assert found is not None
+        die(bench, found)
+
+    runtime.spawn(end)
+    answer = bench.calls.ask(Call("Embed", 60, "m"), b"abc")
+    assert pb.EmbedResponse.FromString(answer).prompt_tokens == 3
+    assert "waiting=0" in repr(slots)
+    held.set()
 
 
 @pytest.mark.parametrize("settings", [{"workers": 1}, {"retry_budget": 0}])

@@ -12,6 +12,7 @@ from tests.support.clients import (
     REQUEST_ID,
     calls_at_once,
     cancel_what_hangs,
+    cancel_what_waits,
     code_of,
     large_messages_deadlines_and_aborts,
     settings_and_worker,
@@ -185,6 +186,7 @@ def test_nobody_listens(mode: str) -> None:
 def given_up_scenario(port: int) -> None:
     transport, worker = transport_to(port)
     cancel_what_hangs(transport, worker)
+    cancel_what_waits(transport, worker)
     transport.close()
 
 

@@ -8,6 +8,7 @@ futures, which ride on their channel's thread. Deadlines are the RPC's own, neve
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -20,6 +21,7 @@ from wsgi_router import runtime, tls
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.setting_casts import MOST_WORKERS
 from wsgi_router.settings import Settings
+from wsgi_router.workers.slots import Slots
 from wsgi_router.workers.transport import TOO_LONG, Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
@@ -133,8 +135,8 @@ class GrpcTransport:
         self._abort_timeout = settings.abort_timeout
         self._connections: dict[str, _Connection] = {}
         self._lock = threading.Lock()
-        self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
-        self._embed_slots = threading.BoundedSemaphore(_EMBEDS_AT_ONCE)
+        self._unary_slots = Slots(_UNARY_AT_ONCE)
+        self._embed_slots = Slots(_EMBEDS_AT_ONCE)
         self._aborts: set[Any] = set()
 
     def open_stream(self, worker: Worker, request: bytes) -> GrpcStream:
@@ -152,38 +154,20 @@ class GrpcTransport:
         self, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel | None = None
     ) -> bytes:
         slots = self._embed_slots if method == "Embed" else self._unary_slots
-        if not slots.acquire(timeout=timeout):
-            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
-        try:
+        with slots.held(timeout, cancel) as left, _failures():
             connection = self._connection(worker)
-            call = connection.unary(method).future(request, timeout=timeout)
+            call = connection.unary(method).future(request, timeout=left)
             with (cancel or Cancel()).calling(call.cancel):
                 answer: bytes = call.result()
             return answer
-        except grpc.RpcError as error:
-            raise _failure(error) from None
-        except grpc.FutureCancelledError:
-            raise RpcFailure("CANCELLED", "dropped, or nobody waits for the answer") from None
-        except ValueError as error:
-            raise RpcFailure("UNAVAILABLE", str(error)) from None
-        finally:
-            slots.release()
 
     def gather(self, worker: Worker, method: str, request: bytes, timeout: float, most: int) -> list[bytes]:
-        if not self._unary_slots.acquire(timeout=timeout):
-            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
-        try:
-            call = self._connection(worker).stream(method)(request, timeout=timeout, wait_for_ready=False)
+        with self._unary_slots.held(timeout) as left, _failures():
+            call = self._connection(worker).stream(method)(request, timeout=left, wait_for_ready=False)
             try:
                 return _gather(call, most)
             finally:
                 call.cancel()
-        except grpc.RpcError as error:
-            raise _failure(error) from None
-        except ValueError as error:
-            raise RpcFailure("UNAVAILABLE", str(error)) from None
-        finally:
-            self._unary_slots.release()
 
     def abort(self, worker: Worker, request_id: str) -> None:
         if len(self._aborts) >= _ABORTS_AT_ONCE:
@@ -242,6 +226,19 @@ def _gather(messages: Iterable[bytes], most: int) -> list[bytes]:
             raise RpcFailure("RESOURCE_EXHAUSTED", TOO_LONG)
         gathered.append(message)
     return gathered
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """Raises RpcFailure in place of grpc's errors."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise _failure(error) from None
+    except grpc.FutureCancelledError:
+        raise RpcFailure("CANCELLED", "dropped, or nobody waits for the answer") from None
+    except ValueError as error:  # the channel was closed in between
+        raise RpcFailure("UNAVAILABLE", str(error)) from None
 
 
 def _failure(error: Any) -> RpcFailure:

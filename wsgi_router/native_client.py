@@ -21,6 +21,7 @@ from wsgi_router import native, runtime, tls
 from wsgi_router.descriptors import watch_readable
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.settings import Settings, SettingsError
+from wsgi_router.workers.slots import Slots
 from wsgi_router.workers.transport import TOO_LONG, Cancel, Patience, RpcFailure, Sink
 from wsgi_router.workers.worker import Worker
 
@@ -232,8 +233,8 @@ class NativeTransport:
         self._net = _new_net(options)
         self._unwatch = watch_readable(self._net.fileno(), self._net.deliver)
         self._abort_timeout = settings.abort_timeout
-        self._unary_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
-        self._embed_slots = threading.BoundedSemaphore(_UNARY_AT_ONCE)
+        self._unary_slots = Slots(_UNARY_AT_ONCE)
+        self._embed_slots = Slots(_UNARY_AT_ONCE)
         self._aborts: dict[_Unary, Any] = {}
         self._aborts_lock = threading.Lock()
         self._closed = False
@@ -286,7 +287,7 @@ class NativeTransport:
     def _wait_for(
         self,
         events: _Unary,
-        slots: threading.BoundedSemaphore,
+        slots: Slots,
         worker: Worker,
         method: str,
         request: bytes,
@@ -294,12 +295,8 @@ class NativeTransport:
         cancel: Cancel,
     ) -> None:
         """Makes a call and returns at its end. Raises RpcFailure."""
-        if not slots.acquire(timeout=timeout):
-            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
-        try:
-            self._call(events, worker, method, request, timeout, cancel)
-        finally:
-            slots.release()
+        with slots.held(timeout, cancel) as left:
+            self._call(events, worker, method, request, left, cancel)
 
     def _call(
         self, events: _Unary, worker: Worker, method: str, request: bytes, timeout: float, cancel: Cancel

@@ -7,6 +7,7 @@ from typing import Any
 
 from wsgi_router import runtime
 from wsgi_router.settings import Settings
+from wsgi_router.workers.slots import Slots
 from wsgi_router.workers.transport import Cancel, RpcFailure
 from wsgi_router.workers.worker import Worker
 
@@ -52,6 +53,24 @@ def calls_at_once(
     for _ in range(count):
         runtime.spawn(call)
     return codes
+
+
+def cancel_what_waits(transport: Any, worker: Worker) -> None:
+    """Calls that wait for the end of others are ended from elsewhere; one that is not gets its turn."""
+    transport._embed_slots = Slots(2)
+    hang, cancel = Cancel(), Cancel()
+    held = calls_at_once(transport, worker, 2, "Embed", 60, hang)
+    codes = calls_at_once(transport, worker, 5, "Embed", 60, cancel)
+    others = calls_at_once(transport, worker, 1, "Embed", 60, last := Cancel())
+    wait_until(lambda: "waiting=6" in repr(transport._embed_slots), 10)
+    cancel()
+    wait_until(lambda: codes == ["CANCELLED"] * 5, 10)
+    assert (held, others) == ([], [])
+    hang()
+    wait_until(lambda: held == ["CANCELLED"] * 2 and "free=1 waiting=0" in repr(transport._embed_slots), 10)
+    last()
+    wait_until(lambda: others == ["CANCELLED"], 10)
+    assert "free=2" in repr(transport._embed_slots)
 
 
 def cancel_what_hangs(transport: Any, worker: Worker) -> None:
