@@ -28,7 +28,7 @@ from wsgi_router.errors import (
     WorkerProtocolError,
 )
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import Limits, State
+from wsgi_router.workers.breaker import Event, Limits, State
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
 from wsgi_router.workers.worker import Adapter
@@ -425,6 +425,43 @@ def test_both_halves_have_to_be_tried(seconds: tuple[int, ...], expected: int, t
         opened(bench, Hints(target=target))
     assert expected - 5 <= caught.value.retry_after <= expected
     assert bench.in_flight() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ((40, 10, 60), 40),  # w0, p0, d0
+        ((60, 10, 40), 40),
+        ((60, 40, 0), 40),
+        ((-1, 40, 20), 40),
+        ((50, -1, 40), 40),
+        ((50, -1, -1), 50),
+        ((-1, -1, -1), 1),
+    ],
+)
+def test_pairs_or_regular_workers_whoever_is_first(seconds: tuple[int, ...], expected: int) -> None:
+    """-1: down, so that nobody knows when it comes back."""
+    bench = bench_of(workers=1, pairs=1, breaker_failures=1, health_interval=100)
+    for worker, wait in zip(bench.pool.workers, seconds, strict=True):
+        if wait > 0:
+            worker.record._limits = Limits(1, wait * 1000)
+            worker.record.fail()
+        elif wait < 0:
+            worker.note(Event.PROBE_FAILED)
+    with pytest.raises(NoWorkerError) as caught:
+        bench.open()
+    assert expected - 5 <= caught.value.retry_after <= expected
+    assert bench.in_flight() == [0, 0, 0]
+
+
+def test_half_a_pair_promises_nothing() -> None:
+    bench = Bench(workers=1, prefill_workers=("grpc://p0:1",), breaker_failures=1)
+    for worker, wait in zip(bench.pool.workers, (50, 20), strict=True):
+        worker.record._limits = Limits(1, wait * 1000)
+        worker.record.fail()
+    with pytest.raises(NoWorkerError) as caught:
+        bench.open()
+    assert 45 <= caught.value.retry_after <= 50
 
 
 def test_each_side_has_its_policy() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Collection
@@ -23,6 +24,7 @@ from wsgi_router import runtime
 from wsgi_router.choices import ENDED, Choice, Item, Queue
 from wsgi_router.errors import InvalidRequestError, NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
+from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.pool import WorkerPool
 from wsgi_router.workers.roles import Role
 from wsgi_router.workers.transport import Call, GenerateJob, MessageStream, Patience, RpcFailure
@@ -97,22 +99,39 @@ def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near:
             raise InvalidRequestError(_UNSCORED, param=job.scored, code="unsupported_value")
         paired = False
     if not paired:
-        return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
+        try:
+            return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
+        except NoWorkerError as error:
+            error.retry_after = _retry_after(pool, job, tried, job.hints, job.hints)
+            raise
     prefill = near.companion.lease.worker if near is not None and near.companion is not None else None
     free = msgspec.structs.replace(job.hints, target="") if named else job.hints
     hints = job.hints if role is Role.DECODE else free
     other = job.hints if role is Role.PREFILL else free
     try:
         lease = pool.select(job.model, hints, tried, job.adapter, answering, _DECODE)
-    except NoWorkerError as error:  # both are needed
-        until = pool.seconds_until(job.model, other, tried, job.adapter, _PREFILL)
-        error.retry_after = max(error.retry_after, until)
+        try:
+            return Legs(lease, pool.select(job.model, other, tried, job.adapter, prefill, _PREFILL))
+        except BaseException:
+            lease.release()
+            raise
+    except NoWorkerError as error:
+        error.retry_after = _retry_after(pool, job, tried, hints, other)
         raise
-    try:
-        return Legs(lease, pool.select(job.model, other, tried, job.adapter, prefill, _PREFILL))
-    except BaseException:
-        lease.release()
-        raise
+
+
+def _retry_after(
+    pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], decode: Hints, prefill: Hints
+) -> int:
+    """Whole seconds until a regular worker or a pair may be asked, the first of either, as breakers tell."""
+
+    def closed_for(hints: Hints, roles: Collection[Role]) -> float | None:
+        return pool.closed_for(job.model, hints, tried, job.adapter, roles)
+
+    halves = [closed_for(decode, _DECODE), closed_for(prefill, _PREFILL)]
+    pair = None if halves == [None, None] else max(half or 0.0 for half in halves)  # both are needed
+    waits = [wait for wait in (closed_for(job.hints, _REGULAR), pair) if wait is not None and wait < math.inf]
+    return max(math.ceil(min(waits, default=0.0)), 1)
 
 
 def _paired(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> bool:

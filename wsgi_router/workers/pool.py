@@ -254,12 +254,17 @@ class WorkerPool:
             raise NoWorkerError(retry_after=_seconds_until(serving))
         return candidates
 
-    def seconds_until(
+    def closed_for(
         self, model: str, hints: Hints, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
-    ) -> int:
-        """Whole seconds, at least one, until `select` may find somebody, as far as breakers tell."""
+    ) -> float | None:
+        """Seconds until `select` may find somebody, as far as breakers tell.
+
+        None where they tell nothing, infinity where there is nobody at all.
+        """
         named = self.named(hints.target) if hints.target else None
-        return _seconds_until([named] if named else self._serving(model, exclude, adapter, roles))
+        serving = [named] if named else self._serving(model, exclude, adapter, roles)
+        there = [worker for worker in serving if worker.part.role in roles]
+        return _closed_for(there) if there else math.inf
 
     def _serving(
         self, model: str, exclude: Collection[Worker], adapter: str, roles: Collection[Role]
@@ -450,7 +455,11 @@ def _bad_target(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, code="worker_not_found")
 
 
+def _closed_for(workers: Iterable[Worker]) -> float | None:
+    """Seconds until the first of those that are kept back by their breakers alone may be asked."""
+    return min((wait for worker in workers if (wait := worker.closed_for()) is not None), default=None)
+
+
 def _seconds_until(workers: Iterable[Worker]) -> int:
-    """Whole seconds until the first of those that are kept back by their breakers alone may be asked."""
-    waits = [seconds for worker in workers if (seconds := worker.closed_for()) is not None]
-    return max(math.ceil(min(waits, default=0.0)), 1)
+    """The same in whole seconds, at least one."""
+    return max(math.ceil(_closed_for(workers) or 0.0), 1)
