@@ -218,8 +218,8 @@ def failover_scenario(port: int, dead: int) -> None:
     assert not flow.pool.workers[1].available()
 
 
-def dropped_scenario(ports: list[int], pids: list[int]) -> None:
-    """A worker that ends drops its calls, though no client has left: they go to the other one."""
+def dropped_scenario(ports: list[int], first: int) -> None:
+    """The worker of process `first` ends, and drops its calls, though no client has left."""
     flow = Flow(*ports, policy="round_robin", breaker_failures=2)
     found: list[dict[int, list[Any]]] = []
 
@@ -231,7 +231,7 @@ def dropped_scenario(ports: list[int], pids: list[int]) -> None:
     for thread in threads:
         thread.start()
     wait_until(lambda: all(worker.in_flight == 3 for worker in flow.pool.workers), 20)
-    os.kill(pids[0], signal.SIGINT)
+    os.kill(first, signal.SIGINT)
     for thread in threads:
         thread.join(60)
     assert [[ids_of(items) for items in one.values()] for one in found] == [[[11], [11]]] * 6
@@ -371,10 +371,9 @@ def test_failover(mode: str, worker: Worker, script: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [TRANSPORT_MODES[0], TRANSPORT_MODES[3]])
-def test_dropped_by_a_worker_that_ends(mode: str, script: Path) -> None:
-    with Worker("--script", str(script)) as first, Worker("--script", str(script)) as second:
-        workers = (first, second)
-        run(mode, dropped_scenario, [one.port for one in workers], [one.pid for one in workers])
+def test_dropped_by_a_worker_that_ends(mode: str, worker: Worker, script: Path) -> None:
+    with Worker("--script", str(script)) as other:
+        run(mode, dropped_scenario, [other.port, worker.port], other.pid)
 
 
 @both

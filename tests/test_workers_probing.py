@@ -378,3 +378,50 @@ def test_what_waits_at_a_removed_worker_hears_of_its_end(server: MakeServer) -> 
     wait_until(lambda: told, what="word of it")
     lease.release()
     wait_until(lambda: asks.forgotten == silent.forgotten == [A], what="its connections are dropped")
+
+
+def test_what_the_leading_process_does_not_know_is_asked_by_one_whose_requests_wait(
+    server: MakeServer,
+) -> None:
+    """As after a reload: the worker was removed before, or is none of the settings' any more."""
+    made = server()
+    old, others = [made.start() for _ in range(3)], []
+    wait_until(lambda: all(up(pool) == [A, B] for pool, _ in old))
+    told: list[int] = []
+    leases = [pool.workers[0].lease() for pool, _ in old]
+    for number, lease in enumerate(leases[:2]):
+        lease.watch(lambda number=number: told.append(number))  # type: ignore[misc]
+    old[0][0].membership.remove(A)
+    others.append(made.start())
+    made.leaders = {3}
+    wait_until(lambda: up(others[0][0]) == [B])
+    counts = [len(asks.probes) for _, asks in old]
+
+    def asked() -> list[int]:
+        return [asks.probes[count:].count(A) for (_, asks), count in zip(old, counts, strict=True)]
+
+    wait_until(lambda: max(asked()) >= 2, what="questions to it")
+    assert sorted(asked())[:2] == [0, 0]  # by one of those where somebody waits
+    assert not told
+    for _, asks in old:
+        asks.infos[A] = DOWN
+    wait_until(lambda: {0, 1} <= set(told), what="word of it")
+    assert A not in others[0][1].probes
+    for lease in leases:
+        lease.release()
+    wait_until(lambda: all(asks.forgotten == [A] for _, asks in old), what="its connections are dropped")
+
+
+def test_a_process_that_comes_to_lead_sees_to_all(server: MakeServer) -> None:
+    made = server()
+    (first, asks), (second, others) = made.start(), made.start()
+    wait_until(lambda: up(second) == [A, B])
+    lease = first.workers[0].lease()
+    lease.watch(lambda: None)
+    made.leaders = {1}
+    wait_until(lambda: others.probes.count(A) >= 1)
+    time.sleep(0.3)
+    count = len(asks.probes)
+    wait_until(lambda: others.probes.count(A) >= 6)
+    assert len(asks.probes) == count
+    lease.release()

@@ -8,11 +8,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.live import script
 from tests.live.test_chat import ask
 from tests.support.hung_worker import HungWorkers
 from tests.support.processes import Router, Worker, wait_until
@@ -75,6 +77,36 @@ def test_requests_leave_a_worker_that_is_found_down(simulator_flags: tuple[str, 
             wait_until(lambda r=router: r.metric("wsgi_router_worker_up") == 2, 30, "two up")  # type: ignore[misc]
             assert router.metric("wsgi_router_worker_requests_in_flight") == 0
         wait_until(lambda: int(first.server_info()["running"]) == 0, 5, "no request left")
+
+
+def test_a_worker_removed_before_a_reload_and_found_down_after_it(
+    simulator_flags: tuple[str, ...], simulators: tuple[Worker, Worker], tmp_path: Path
+) -> None:
+    """The processes that follow do not know it; those of before see to what waits there."""
+    hangs = {**script.ANSWERS, "say-text": script.ANSWERS["hang-first"]}
+    waits: dict[str, Any] = {
+        **WAITS,
+        "first_token_timeout": "100",
+        "health_interval": "0.2",
+        "admin_key": "k",
+    }
+    admin: dict[str, Any] = {"headers": {"Authorization": "Bearer k"}, "timeout": 30}
+    with (
+        Worker(*simulator_flags[:-1], str(script.write(tmp_path / "hangs.json", hangs))) as first,
+        Router(first.url, **waits) as router,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        router.wait_serving(times=1)
+        asked = pool.submit(httpx.post, router.url + URL, json=ask("say-text"), timeout=90)
+        wait_until(lambda: int(first.server_info()["running"]) == 1, 10, "a request")
+        (listed,) = httpx.get(router.url + "/workers", **admin).json()["workers"]
+        assert httpx.post(router.url + "/workers", json={"url": simulators[0].url}, **admin).is_success
+        assert httpx.delete(f"{router.url}/workers/{listed['id']}", **admin).is_success
+        router.send(signal.SIGHUP)
+        wait_until(lambda: "takes no new connections" in router.output(), 30, "a process that leads no more")
+        with stopped(first):
+            assert asked.result().status_code == 200
+        assert f"{first.url} failed before its first event" in router.output()
 
 
 def test_a_busy_worker_is_asked_once_it_has_time(simulator_flags: tuple[str, ...]) -> None:

@@ -31,9 +31,13 @@ _BREAKER: Final = 6
 """Three cells: those of a `Breaker`."""
 _UNTIL: Final = _BREAKER + 1
 _GONE: Final = _BREAKER + 3
+_SEEN_TO: Final = _GONE + 1
+_BY: Final = _GONE + 2
 _FIELDS: Final = 16
 _TRIALS: Final = COLUMNS * _FIELDS
 _CELLS: Final = _TRIALS + COLUMNS * ROWS
+_NEGLECTED: Final = 2000
+"""Milliseconds after which a worker that nobody has seen to is anybody's; who leads does so twice a second."""
 
 
 def _now() -> int:
@@ -204,6 +208,27 @@ class Record:
             now = _now()
             before = self._breaker()
             return self._change(before, before.succeeded(now, self._limits), now)
+
+    def see_to(self, now: float, leads: bool) -> bool:
+        """Whether this process is to see to the worker; the others know it then. To be asked again and again.
+
+        It is if it `leads`. Else it may be for want of another: the one that leads may not know the worker,
+        as it was removed, or is of other settings than the present ones.
+        """
+        if not (leads or self.mine or int(now * 1000) >= self._get(_SEEN_TO) + _NEGLECTED):
+            return False
+        self._put_open(_SEEN_TO, int(now * 1000))
+        self._put_open(_BY, self._me)
+        return True
+
+    @property
+    def mine(self) -> bool:
+        """Whether this process was the last that has seen to the worker."""
+        return self._get(_BY) == self._me
+
+    @property
+    def _me(self) -> int:
+        return ROWS if self._row is None else self._row + 1
 
     def begin_trial(self) -> bool:
         """Whether a request that goes to the worker now is on trial; if so, it is counted as such."""

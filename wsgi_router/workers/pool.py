@@ -45,8 +45,9 @@ class WorkerPool:
 
     In one process of a server, the one that leads, each worker is asked what it serves until it answers. One
     that a call could not reach, or waited for in vain, is asked again at once, and passed over until it
-    answers; one that is up is asked when nothing was heard of it for a while. All processes go by what is
-    found out, and by what each of them sees in its calls.
+    answers; one that is up is asked when nothing was heard of it for a while. What the leading process does
+    not know, another one asks whose requests wait there. All processes go by what is found out, and by what
+    each of them sees in its calls.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class WorkerPool:
         self.retries = Retries(settings)
         """The rules by which requests go to other workers."""
         self._looking = runtime.PeriodicTask("looking after the workers", self._look, _LOOK_SECONDS)
-        self._prober = Prober(transport, settings, self.leads, self._take_answer, self._looking.wake)
+        self._prober = Prober(transport, settings, self._sees_to, self._take_answer, self._looking.wake)
         self._phases: dict[Worker, Phase] = {}
         self._unread: set[Worker] = set()  # their cards are there, and cannot be read
         known = parts(settings)
@@ -108,6 +109,9 @@ class WorkerPool:
     def leads(self) -> bool:
         """Whether this process does what one alone need do for all."""
         return self._board.leads()
+
+    def _sees_to(self, worker: Worker) -> bool:
+        return self.leads() or (worker.awaited and worker.record.mine)
 
     def usable(self) -> bool:
         """Whether any model can be served, by a regular worker or by one of either half.
@@ -320,14 +324,16 @@ class WorkerPool:
         """Returns the seconds until it is to be done again, if that is soon."""
         self.catch_up()
         self._let_leave()
-        pause = math.inf
         known = (*self.workers, *self._leaving.values())
         now = time.monotonic()
         for worker in known:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             worker.tell_if_down(now)
-        if self.leads():
-            pause = min(self._prober.look(known), self._tell_half_open())
+        leads = self.leads()
+        mine = [one for one in known if (leads or one.awaited) and one.record.see_to(now, leads)]
+        pause = self._prober.look(mine)
+        if leads:
+            pause = min(pause, self._tell_half_open())
         self._take_cards(self.workers)
         asked = all(worker.record.asked for worker in self.workers)
         if asked or (any(worker.available() for worker in self.workers) and self.usable()):

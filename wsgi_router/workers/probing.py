@@ -1,4 +1,4 @@
-"""Asks workers whether they are there. In one process of a server: the one that leads.
+"""Asks workers whether they are there. In one process of a server: the one that leads (`WorkerPool`).
 
 What a worker serves (GetModelInfo) is the cheapest question. A live front answers it though the engine behind
 it stands still, so that one has to prove itself: by a request that begins or ends well, in any process, or
@@ -44,14 +44,15 @@ class _UnhealthyError(Exception):
 class Prober:
     """Begins probes when they are due, one of a worker at a time.
 
-    `answered(worker, answer)` takes in a GetModelInfoResponse; `ended()` is called after each probe.
+    `sees_to(worker)`: whether this process still does. `answered(worker, answer)` takes in a
+    GetModelInfoResponse; `ended()` is called after each probe.
     """
 
     def __init__(
         self,
         transport: Transport,
         settings: Settings,
-        leads: Callable[[], bool],
+        sees_to: Callable[[Worker], bool],
         answered: Callable[[Worker, bytes], object],
         ended: Callable[[], object],
     ) -> None:
@@ -59,7 +60,7 @@ class Prober:
         self._timeout = settings.health_timeout
         self._interval = settings.health_interval
         self._engine_interval = settings.engine_check_interval
-        self._leads = leads
+        self._sees_to = sees_to
         self._answered = answered
         self._ended = ended
         self._due: dict[Worker, float] = {}  # those that are not up; by time.monotonic
@@ -68,7 +69,7 @@ class Prober:
         """Workers that are being asked."""
 
     def look(self, workers: Iterable[Worker]) -> float:
-        """Begins the probes that are due; returns the seconds until the next one may be. If this leads."""
+        """Begins the probes that are due; returns the seconds until the next one may be."""
         now = time.monotonic()
         pause = math.inf
         for worker in workers:
@@ -109,10 +110,10 @@ class Prober:
         try:
             answer = self._transport.unary(worker, "GetModelInfo", _WHICH, self._timeout)
             self._prove(worker, asked)
-            if self._leads():  # else the one that does may know better by now
+            if self._sees_to(worker):  # else the one that does may know better by now
                 self._well(worker, answer)
         except Exception as error:  # whatever it is, the worker is asked again
-            if self._leads():
+            if self._sees_to(worker):
                 self._failed(worker, error, asked)
         finally:
             worker.record.set_asked()
@@ -167,7 +168,7 @@ class Prober:
             _LOG.warning("worker %s is %s: %s", worker.url, worker.state, error, exc_info=trace)
 
     def __repr__(self) -> str:
-        return f"<Prober leads={self._leads()} under_way={len(self.under_way)}>"
+        return f"<Prober under_way={len(self.under_way)}>"
 
 
 _WHICH: Final = pb.GetModelInfoRequest().SerializeToString()

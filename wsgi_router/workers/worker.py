@@ -182,6 +182,11 @@ class Worker:
         """Down, and nobody answers there; else a worker that is down may be one whose engine is busy."""
         return self.record.gone and self.record.state is State.DOWN
 
+    @property
+    def awaited(self) -> bool:
+        """Whether anybody here is to be told if it is down; see `Lease.watch`."""
+        return bool(self._waiting)
+
     def tell_if_down(self, now: float) -> None:
         """Tells those who wait for an answer's beginning, if it is down; see `Lease.watch`.
 
