@@ -79,6 +79,29 @@ def test_what_is_not_over_in_time_is_late_once(clock: Clock) -> None:
     assert clock.timers == []
 
 
+def test_what_says_so_is_late_again(clock: Clock) -> None:
+    late: list[float] = []
+    again = iter([2.0, 0.0, None])
+
+    def look(_thing: str) -> float | None:
+        late.append(clock.now - 1000)
+        return next(again)
+
+    deadlines = Deadlines(look)
+    deadlines.add("a", 5)
+    clock.go(6)
+    assert (late, len(deadlines)) == ([5], 1)
+    clock.go(100)
+    assert (late, len(deadlines)) == ([5, 7, 7], 0)
+    again = iter([1.0, 1.0])
+    deadlines.add("b", 1)
+    clock.go(1)
+    deadlines.discard("b")
+    clock.go(100)
+    assert len(late) == 4
+    assert clock.timers == []
+
+
 def test_one_timer_for_many(clock: Clock) -> None:
     late: list[int] = []
     deadlines = Deadlines(late.append)

@@ -26,6 +26,9 @@ from wsgi_router.workers.worker import Lease, Worker
 _LOG = logging.getLogger(__name__)
 
 _LEAST_PAUSE: Final = 0.01
+GRACE_SECONDS: Final = 1.0
+"""A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
+_LOOKS: Final = 4
 
 
 class Ended:
@@ -387,22 +390,32 @@ class Again(NamedTuple):
 
 
 class TimeLimit:
-    """Ends a request that is late, where whoever sends its answer waits for a client that reads nothing."""
+    """Ends a request that is late, where whoever sends its answer waits for a client that reads nothing.
 
-    __slots__ = ("_connection", "_queue")
+    Else it ends by itself, for which it is given a while. That is counted in looks at it: a process that
+    stood still has looked once, and then everybody gets a turn.
+    """
+
+    __slots__ = ("_connection", "_looks", "_queue")
 
     def __init__(self, queue: Queue, connection: Any) -> None:
         """`connection`: as `client_watch.cut` takes it, or None."""
         self._queue = queue
         self._connection = connection
+        self._looks = _LOOKS
 
-    def end_late(self) -> None:
-        """It was not over in time. Does not block."""
+    def end_late(self) -> float | None:
+        """It was not over in time. Does not block; returns the seconds until this is to be called again."""
+        if self._looks:
+            self._looks -= 1
+            self._queue.wakeup.set()
+            return GRACE_SECONDS / _LOOKS
         try:
             if self._connection is not None:
                 cut(self._connection)
         finally:
             runtime.spawn(self._queue.close)
+        return None
 
 
 def _told_of_a_fault(end: Ended | RpcFailure) -> bool:

@@ -19,11 +19,11 @@ T = TypeVar("T", bound=Hashable)
 class Deadlines(Generic[T]):
     """Calls `late(thing)` for what was added and not discarded in time.
 
-    `late` runs under the lock, so that nothing is called late once `discard` has returned; it must not block,
-    nor come back here.
+    If it returns seconds, `thing` is there still, and late again in so many. `late` runs under the lock, so
+    that nothing is called late once `discard` has returned; it must not block, nor come back here.
     """
 
-    def __init__(self, late: Callable[[T], object]) -> None:
+    def __init__(self, late: Callable[[T], float | None]) -> None:
         self._late = late
         self._due: dict[T, float] = {}
         self._timer_due = math.inf
@@ -54,7 +54,9 @@ class Deadlines(Generic[T]):
             for thing in [thing for thing, due in self._due.items() if due <= now]:
                 del self._due[thing]
                 try:
-                    self._late(thing)
+                    again = self._late(thing)
+                    if again is not None:
+                        self._due[thing] = now + again
                 except Exception:  # the others are to be over in time all the same
                     _LOG.exception("ending what was late failed")
             next_due = self._timer_due = min(self._due.values(), default=math.inf)

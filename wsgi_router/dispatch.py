@@ -55,9 +55,6 @@ _LOG = logging.getLogger(__name__)
 _ID_FIELD: Final = b"\x0a\x20"
 """Tag of GenerateRequest.request_id and the length of our ids, 32 hex digits."""
 
-_GRACE_SECONDS: Final = 1.0
-"""A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
-
 
 class Generation:
     """All choices of one request, for one consumer. `close` may be called from anywhere."""
@@ -91,8 +88,7 @@ class Generation:
         self._limit: TimeLimit | None = None
         if deadline < math.inf:
             self._limit = TimeLimit(self._queue, None if client is None else client.connection)
-            left = max(deadline - time.monotonic(), 0.0)
-            dispatcher.shared.limits.add(self._limit, left + _GRACE_SECONDS)
+            dispatcher.shared.limits.add(self._limit, max(deadline - time.monotonic(), 0.0))
         runtime.drain.subscribe(self._queue.wakeup)
         if client is not None:
             client.subscribe(self._queue.wakeup)
