@@ -39,6 +39,14 @@ cdef class Call:
                 self.net.sinks.pop(self.tag, None)
         return withdrawn
 
+    def hold(self):
+        if self.handle is not NULL:
+            wr_call_hold(self.handle)
+
+    def give(self, bytes message not None):
+        if self.handle is not NULL:
+            wr_call_give(self.handle, data_of(message), PyBytes_GET_SIZE(message))
+
     def __dealloc__(self):
         if self.handle is not NULL and self.net.pid == getpid():
             wr_call_free(self.handle)

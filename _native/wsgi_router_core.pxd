@@ -150,6 +150,8 @@ cdef extern from "wsgi_router_core.h" nogil:
                          size_t method_len, const uint8_t *request, size_t request_len, uint64_t tag,
                          uint64_t timeout_ms, WrCall **out, WrError *err)
     bint wr_call_cancel(WrCall *handle, bint unfed)
+    void wr_call_hold(WrCall *handle)
+    void wr_call_give(WrCall *handle, const uint8_t *message, size_t message_len)
     void wr_call_free(WrCall *handle)
     void wr_net_forget(WrNet *handle, const uint8_t *address, size_t address_len)
     int64_t wr_net_heard(const WrNet *handle, const uint8_t *address, size_t address_len)

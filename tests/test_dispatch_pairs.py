@@ -28,7 +28,7 @@ from wsgi_router.errors import (
     WorkerProtocolError,
 )
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
-from wsgi_router.workers.breaker import Event, Limits, State
+from wsgi_router.workers.breaker import State
 from wsgi_router.workers.hints import NO_HINTS, Hints
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
 from wsgi_router.workers.worker import Adapter
@@ -393,77 +393,6 @@ def test_half_a_pair_serves_nothing() -> None:
     assert bench.transport.streams == []
 
 
-@pytest.mark.parametrize("half", ["p", "d"])
-def test_an_open_breaker_of_either_half_tells_when_it_will_be_tried(half: str) -> None:
-    bench = bench_of(pairs=1, breaker_failures=1, breaker_seconds=30)
-    for worker in bench.pool.workers:
-        if worker.address[0] == half:
-            worker.record.fail()
-    with pytest.raises(NoWorkerError) as caught:
-        bench.open()
-    assert 25 <= caught.value.retry_after <= 30
-    assert bench.in_flight() == [0, 0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [((40, 60, 10, 60), 40), ((10, 60, 40, 60), 40), ((60, 20, 30, 10), 20), ((40, 0, 20, 60), 20)],
-)
-@pytest.mark.parametrize("target", ["", "d0:1", "p0:1"])
-def test_both_halves_have_to_be_tried(seconds: tuple[int, ...], expected: int, target: str) -> None:
-    """The later of the two; each half's is its earliest worker, or the one that the client has named."""
-    bench = bench_of(breaker_failures=1)
-    for worker, wait in zip(bench.pool.workers, seconds, strict=True):  # p0, p1, d0, d1
-        if wait:
-            worker.record._limits = Limits(1, wait * 1000)
-            worker.record.fail()
-    prefills, decodes = list(seconds[:2]), list(seconds[2:])
-    if target:
-        del (decodes if target[0] == "d" else prefills)[1]
-        expected = max(min(prefills), min(decodes))
-    with pytest.raises(NoWorkerError) as caught:
-        opened(bench, Hints(target=target))
-    assert expected - 5 <= caught.value.retry_after <= expected
-    assert bench.in_flight() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ((40, 10, 60), 40),  # w0, p0, d0
-        ((60, 10, 40), 40),
-        ((60, 40, 0), 40),
-        ((-1, 40, 20), 40),
-        ((50, -1, 40), 40),
-        ((50, -1, -1), 50),
-        ((-1, -1, -1), 1),
-    ],
-)
-def test_pairs_or_regular_workers_whoever_is_first(seconds: tuple[int, ...], expected: int) -> None:
-    """-1: down, so that nobody knows when it comes back."""
-    bench = bench_of(workers=1, pairs=1, breaker_failures=1, health_interval=100)
-    for worker, wait in zip(bench.pool.workers, seconds, strict=True):
-        if wait > 0:
-            worker.record._limits = Limits(1, wait * 1000)
-            worker.record.fail()
-        elif wait < 0:
-            worker.note(Event.PROBE_FAILED)
-    with pytest.raises(NoWorkerError) as caught:
-        bench.open()
-    assert expected - 5 <= caught.value.retry_after <= expected
-    assert bench.in_flight() == [0, 0, 0]
-
-
-def test_half_a_pair_promises_nothing() -> None:
-    bench = Bench(workers=1, prefill_workers=("grpc://p0:1",), breaker_failures=1)
-    for worker, wait in zip(bench.pool.workers, (50, 20), strict=True):
-        worker.record._limits = Limits(1, wait * 1000)
-        worker.record.fail()
-    with pytest.raises(NoWorkerError) as caught:
-        bench.open()
-    assert 45 <= caught.value.retry_after <= 50
-
-
 def test_each_side_has_its_policy() -> None:
     bench = bench_of(
         *itertools.chain(*[((chunk(1),), ())] * 6),
@@ -487,18 +416,6 @@ def test_a_client_may_name_either(target: str, expected: list[str]) -> None:
     assert target in {stream.worker.address for stream in bench.transport.streams}
     with pytest.raises(InvalidRequestError):
         opened(bench, Hints(target="nobody:1"))
-
-
-def test_the_prompts_own_log_probabilities_come_from_regular_workers() -> None:
-    job = GenerateJob("m", body([1, 2, 3], 9), scored="logprobs")
-    bench = bench_of((chunk(1),), workers=1)
-    bench.dispatcher.open(job).close()
-    assert roles(bench) == ["w"]
-    bench = bench_of()
-    with pytest.raises(InvalidRequestError) as caught:
-        bench.dispatcher.open(job)
-    assert caught.value.param == "logprobs"
-    assert bench.transport.streams == []
 
 
 def test_each_gets_its_own_id_of_an_adapter() -> None:

@@ -180,6 +180,12 @@ class Call:
     def withdraw(self) -> bool:
         """``close``, unless a message was fed: then the call goes on, and this is False."""
 
+    def hold(self) -> None:
+        """Holds what the worker sends until ``give``. Before ``Net.submit``."""
+
+    def give(self, message: bytes) -> None:
+        """Delivers a message before the worker's own, which were held; the first time only."""
+
 class CallSink(Protocol):
     """What ``Net.deliver`` calls."""
 

@@ -77,6 +77,12 @@ class Companion(Protocol):
     def drop(self, silent: bool = False) -> None:
         """The choice has come to nothing: cancels the RPC. `silent`: nothing came before the deadline."""
 
+    def lead(self, message: bytes) -> bytes:
+        """What is to be read before `message`, the choice's first one, if anything is. Blocks until it comes.
+
+        Only where messages are asked for; a transport that feeds them is given it.
+        """
+
     def let_end(self) -> None:
         """The choice needs it no more: it may end by itself for a while."""
 
@@ -197,10 +203,14 @@ class Queue:
         """Body of a reader: moves messages from the blocking stream into the queue until the RPC ends."""
         ready, wake, limit = self.ready, self.wakeup.set, self.shared.queue_size
         clock, patience = time.monotonic, self.shared.token_timeout
-        worker = choice.lease.worker
+        worker, companion = choice.lease.worker, choice.companion
         end: Ended | RpcFailure = ENDED
         try:
             for message in stream:
+                if companion is not None:
+                    lead, companion = companion.lead(message), None
+                    if lead and not choice.ended:
+                        ready.append((choice, lead))
                 if choice.ended:
                     continue
                 choice.last = worker.heard = clock()
@@ -331,7 +341,7 @@ class Queue:
             if left <= 0 and not choice.blocked:
                 silence = RpcFailure("DEADLINE_EXCEEDED", f"nothing came for {choice.patience:g} seconds")
                 if self.cancel(choice, silence, silent=True):
-                    self.note_silence(choice.lease)
+                    self.note_silence(choice.at_fault)
             pause = min(pause, max(left, _LEAST_PAUSE))
         return pause
 

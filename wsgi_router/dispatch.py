@@ -463,14 +463,15 @@ class Dispatcher:
             request = _ID_FIELD + request_id.encode("ascii") + job.body
             if legs.prefill is not None:
                 request += pairs.meeting(legs.prefill.worker)
-                prefill = pairs.Prefill(queue, choice, legs.prefill, self._first_failure)
+                prefill = pairs.Prefill(queue, choice, legs.prefill, self._first_failure, job.scored)
                 asked = request + _adapter_field(legs.prefill.worker, job.adapter)
                 choice.companion = prefill
             request += _adapter_field(worker, job.adapter)
             if transport.feeds:
                 limits = Patience(patience, self.shared.token_timeout)
                 call = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
-                queue.feed(choice, call)
+                held = legs.prefill is not None and job.scored
+                queue.feed(choice, functools.partial(call, held=True) if held else call)
             else:
                 choice.stream, choice.patience = transport.open_stream(worker, request), patience
                 queue.start(choice)

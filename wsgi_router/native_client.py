@@ -242,11 +242,20 @@ class NativeTransport:
         self._unsubmitted = 0
 
     def feed(
-        self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
+        self,
+        worker: Worker,
+        request: bytes,
+        answer: Any,
+        choice: int,
+        patience: Patience,
+        sink: Sink,
+        held: bool = False,
     ) -> Any:
         call = self._net.generate(
             worker.url, request, answer, choice, patience.first, patience.between, _Push(sink)
         )
+        if held:
+            call.hold()
         if self._soon is None:
             self._start_calls()
             return call

@@ -5,6 +5,10 @@ a random number. The prefill worker computes the prompt and hands its cache over
 decode worker, which waits for that. So until the decode worker has said something, a failure of either is a
 failure of the choice. Afterwards the prefill worker's part is done, and how its call ends harms no answer; it
 still counts in what is known of that worker.
+
+The prompt's own log probabilities come from the prefill worker, too, as the decode worker does not know them.
+Where a client asks for them nothing of the decode worker's is read before they are here, but for a failure;
+it is as if they had come with its first message.
 """
 
 from __future__ import annotations
@@ -19,10 +23,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from google.protobuf.message import DecodeError
 
 from wsgi_router import runtime
 from wsgi_router.choices import ENDED, Choice, Item, Queue
-from wsgi_router.errors import InvalidRequestError, NoWorkerError
+from wsgi_router.errors import NoWorkerError
 from wsgi_router.pb import sglang_scheduler_pb2 as pb
 from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.pool import WorkerPool
@@ -33,9 +38,7 @@ from wsgi_router.workers.worker import Lease, Worker
 _LOG = logging.getLogger(__name__)
 
 _ROOMS: Final = 2**31 - 1
-_UNSCORED: Final = (
-    "The log probabilities of the prompt are not to be had, as other workers compute it than give the answer."
-)
+_UNSCORED: Final = RpcFailure("UNIMPLEMENTED", "The prefill worker tells no log probabilities of the prompt.")
 _REGULAR: Final = frozenset({Role.REGULAR})
 _PREFILL: Final = frozenset({Role.PREFILL})
 _DECODE: Final = frozenset({Role.DECODE})
@@ -56,8 +59,9 @@ class Legs:
 
 def possible(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker]) -> bool:
     """Whether anybody else may be asked."""
-    paired = not job.scored and pool.paired(job.model, tried, job.adapter)
-    return paired or pool.can_serve(job.model, tried, job.adapter, _REGULAR)
+    return pool.paired(job.model, tried, job.adapter) or pool.can_serve(
+        job.model, tried, job.adapter, _REGULAR
+    )
 
 
 def select(
@@ -86,18 +90,13 @@ def follow(first: Choice, tried: Collection[Worker]) -> Legs | None:
 def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> Legs:
     """Chooses the worker, or the pair, for a choice of `job`; `near` is another one of the same job.
 
-    A model with usable workers of either half is served by pairs, any other by regular workers. Regular ones
-    serve who asks for the prompt's own log probabilities, too, which a decode worker does not know. Who names
+    A model with usable workers of either half is served by pairs, any other by regular workers. Who names
     a worker gets that one, whatever it is. Raises NoWorkerError, InvalidRequestError.
     """
     named = pool.named(job.hints.target) if job.hints.target else None
     role = None if named is None else named.part.role
     paired = role in (Role.PREFILL, Role.DECODE) or (role is None and _paired(pool, job, tried, near))
     answering = near.lease.worker if near is not None else None
-    if paired and job.scored:
-        if role is not None or not pool.can_serve(job.model, tried, job.adapter, _REGULAR):
-            raise InvalidRequestError(_UNSCORED, param=job.scored, code="unsupported_value")
-        paired = False
     if not paired:
         try:
             return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
@@ -137,8 +136,6 @@ def _retry_after(
 def _paired(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near: Choice | None) -> bool:
     if near is not None:
         return near.companion is not None
-    if job.scored:
-        return pool.paired(job.model, tried, job.adapter)
     return pool.apart(job.model, tried, job.adapter)  # else nobody could tell when they may be asked again
 
 
@@ -159,12 +156,27 @@ class Prefill:
     """
 
     __slots__ = (
-        *("_choice", "_dropped", "_first_failure", "_gave_up", "_lock", "_needed", "_over", "_queue"),
-        *("_stream", "lease"),
+        *(
+            "_choice",
+            "_dropped",
+            "_first_failure",
+            "_gave_up",
+            "_lead",
+            "_lock",
+            "_needed",
+            "_over",
+            "_queue",
+        ),
+        *("_stream", "_told", "_unscored", "lease"),
     )
 
     def __init__(
-        self, queue: Queue, choice: Choice, lease: Lease, first_failure: Callable[[bytes], str | None]
+        self,
+        queue: Queue,
+        choice: Choice,
+        lease: Lease,
+        first_failure: Callable[[bytes], str | None],
+        scored: bool = False,
     ) -> None:
         self.lease = lease
         self._queue = queue
@@ -175,6 +187,9 @@ class Prefill:
         self._over = False
         self._gave_up = False
         self._dropped = False
+        self._unscored = scored  # the prompt's log probabilities are wanted, and not here yet
+        self._lead = b""  # what they are told by, where the choice's reader waits for it
+        self._told = runtime.wakeup() if scored and not queue.shared.transport.feeds else None
         self._lock = runtime.brief_lock()
 
     @property
@@ -235,6 +250,36 @@ class Prefill:
         if self._first_failure(message) is not None:
             self._gave_up = True
             self._fail(message)
+        elif self._unscored:
+            self._score(message)
+
+    def _score(self, message: bytes) -> None:
+        """Hands the prompt's log probabilities on, if the message has them."""
+        with contextlib.suppress(DecodeError):  # the last message may be better; else they are missed
+            response = pb.GenerateResponse.FromString(message)
+            part = response.chunk if response.HasField("chunk") else response.complete
+            if not part.HasField("input_logprobs"):
+                return
+            chunk = pb.GenerateStreamChunk(input_logprobs=part.input_logprobs)
+            lead = pb.GenerateResponse(chunk=chunk).SerializeToString()
+            self._unscored = False
+            stream = self._choice.stream
+            if self._told is not None:
+                self._lead = lead
+                self._told.set()
+            elif stream is not None:
+                stream.give(lead)  # type: ignore[union-attr]
+
+    def lead(self, message: bytes) -> bytes:
+        """See `choices.Companion`."""
+        if self._told is None or self._first_failure(message) is not None:
+            return b""
+        self._choice.at_fault = self.lease  # if this takes too long
+        self._told.wait()
+        if not self._choice.ended:
+            self._choice.at_fault = self._choice.lease
+        lead, self._lead = self._lead, b""
+        return lead
 
     def ended(self, failure: RpcFailure | None, silent: bool) -> None:
         """The RPC has ended by itself."""
@@ -255,6 +300,9 @@ class Prefill:
             self._fail(failure, silent)
         elif not self._gave_up:
             shared.pool.credit(self.lease.worker)
+            if self._unscored:
+                self._fail(RpcFailure(_UNSCORED.code, _UNSCORED.details))
+        self._let_go()
 
     def _fail(self, item: Item, silent: bool = False) -> None:
         """The choice fails with `item`, if it waits for what this was to bring."""
@@ -264,6 +312,11 @@ class Prefill:
         choice.at_fault = self.lease
         if queue.cancel(choice, item) and silent:  # either may have kept the other waiting
             queue.note_silence(choice.lease)
+
+    def _let_go(self) -> None:
+        """Whoever waits in `lead` goes on."""
+        if self._told is not None:
+            self._told.set()
 
     def let_end(self) -> None:
         """See `choices.Companion`."""
@@ -284,6 +337,7 @@ class Prefill:
             done = self._over or self._dropped
             self._dropped = True
         self.lease.release()
+        self._let_go()
         if done:
             return
         self._queue.shared.endings.discard(self)

@@ -143,7 +143,7 @@ def prepare_completion(
         "logprobs": request.logprobs,
     }
     return Prepared(
-        jobs=_jobs(job, prepared, card, request.choices, settings, adapters, hints, "logprobs"),
+        jobs=_jobs(job, prepared, card, request.choices, settings, adapters, hints),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, request),
@@ -183,7 +183,7 @@ def prepare_generate(
         "ids": [name for name in request.names for _ in range(asked.choices)],
     }
     return Prepared(
-        jobs=_jobs(job, prepared, card, asked.choices, settings, adapters, hints, "logprob_start_len"),
+        jobs=_jobs(job, prepared, card, asked.choices, settings, adapters, hints),
         stream_options=_encode(options),
         streaming=bool(request.stream),
         warnings=_warnings(request.unknown, asked, "sampling_params.sampling_seed"),
@@ -236,10 +236,8 @@ def _jobs(
     settings: Settings,
     adapters: Sequence[str],
     hints: Hints,
-    scoring: str,
 ) -> tuple[GenerateJob, ...]:
-    """`scoring` is the field by which the prompts' own logprobs are asked for."""
-    scored = scoring if job["return_logprob"] and job["logprob_start_len"] >= 0 else ""
+    scored = job["return_logprob"] and job["logprob_start_len"] >= 0
     return tuple(
         GenerateJob(
             card.name,

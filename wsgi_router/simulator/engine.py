@@ -175,7 +175,8 @@ class SimulatedEngine(Engine):
         sent = 0
         due = time.monotonic()
         delays = self._delays(answer)
-        inputs = self._answers.input_logprobs(request)
+        # Who goes on from another one's work knows nothing of the prompt.
+        inputs = None if self.config.role == "decode" else self._answers.input_logprobs(request)
         while True:
             if fault is not None and sent == fault.after_tokens:
                 step = await self._fail(fault, cached)

@@ -37,7 +37,7 @@ _FIELDS: Final = 16
 _TRIALS: Final = COLUMNS * _FIELDS
 _CELLS: Final = _TRIALS + COLUMNS * ROWS
 _NEGLECTED: Final = 2000
-"""Milliseconds after which a worker that nobody has seen to is anybody's; who leads does it twice a second."""
+"""Milliseconds after which a worker that nobody has seen to is anybody's; who leads does it every 500."""
 
 
 def _now() -> int:

@@ -24,8 +24,8 @@ class GenerateJob(msgspec.Struct, frozen=True):
     """Whether `body` asks for the tokens as they come; else the worker's one message is the whole answer."""
     adapter: str = ""
     """Name of the LoRA adapter; its id differs from worker to worker, and is added for each."""
-    scored: str = ""
-    """The field by which the client asks for the prompt's own log probabilities, if it does."""
+    scored: bool = False
+    """Whether the client asks for the prompt's own log probabilities."""
 
 
 class RpcFailure(Exception):
@@ -77,6 +77,9 @@ class Call(Protocol):
 
     def withdraw(self) -> bool:
         """`close`, unless a message of it was fed: then it goes on, and this is False."""
+
+    def give(self, message: bytes) -> None:
+        """The message that is to come before the first one of a call which was begun as `held`."""
 
 
 class Patience(NamedTuple):
@@ -169,9 +172,18 @@ class FeedingTransport(Transport, Protocol):
     feeds: Literal[True]
 
     def feed(
-        self, worker: Worker, request: bytes, answer: Any, choice: int, patience: Patience, sink: Sink
+        self,
+        worker: Worker,
+        request: bytes,
+        answer: Any,
+        choice: int,
+        patience: Patience,
+        sink: Sink,
+        held: bool = False,
     ) -> Call:
         """Starts Generate with a serialised GenerateRequest; does not wait for the worker.
+
+        `held`: what comes is taken in only after what `Call.give` brings, but for a failure.
 
         Messages go to the native `answer` as those of `choice`; to `sink`, if it is None or the first message
         says that the worker gave up.

@@ -241,6 +241,28 @@ pub unsafe extern "C" fn wr_call_cancel(handle: *mut WrCall, unfed: bool) -> boo
     true
 }
 
+/// Holds what the worker sends, until `wr_call_give`; to be called before the call is submitted.
+///
+/// # Safety
+/// `handle` is live or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_hold(handle: *mut WrCall) {
+    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
+        call.hold();
+    }
+}
+
+/// Delivers a message (a `GenerateResponse`) before the worker's own, which were held. Once; else it does nothing.
+///
+/// # Safety
+/// `handle` is live or null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wr_call_give(handle: *mut WrCall, message: *const u8, message_len: usize) {
+    if let Some(WrCall(call)) = unsafe { handle.as_ref() } {
+        call.give(unsafe { input(message, message_len) });
+    }
+}
+
 /// Cancels and frees.
 ///
 /// # Safety

@@ -113,6 +113,7 @@ async fn converse(net: &Shared, job: Job, outlet: Outlet, mailbox: &Arc<Mailbox>
         patience,
         frames,
         batch: Vec::new(),
+        end: None,
         begun: false,
         failed: false,
         untold: 0,
@@ -219,6 +220,8 @@ struct Reader<'a> {
     frames: Frames,
     /// Messages of this burst.
     batch: Vec<Bytes>,
+    /// How they end, if that was seen and the burst is held.
+    end: Option<Turn>,
     /// A message came.
     begun: bool,
     /// The stream has failed: it takes no more.
@@ -238,6 +241,10 @@ impl Reader<'_> {
             match poll_fn(|context| self.poll_bursts(context, body, broken)).await {
                 Ok(Pause::Cede) => cede().await,
                 Ok(Pause::Park) => self.park().await,
+                Ok(Pause::Hold) => {
+                    let lead = self.mailbox.lead().await;
+                    self.batch.insert(0, lead);
+                }
                 Ok(Pause::End) => return Ok(()),
                 Err(status) => return Err(status),
             }
@@ -279,7 +286,12 @@ impl Reader<'_> {
         body: &mut RecvStream,
         broken: &impl Fn(&h2::Error) -> Status,
     ) -> Poll<Result<Pause, Status>> {
-        let turn = self.gather(context, body, broken);
+        let turn = self.end.take().unwrap_or_else(|| self.gather(context, body, broken));
+        if self.is_held() {
+            self.worker.hear(Instant::now());
+            self.end = Some(turn).filter(|turn| matches!(turn, Turn::End | Turn::Failed(_)));
+            return Poll::Ready(Ok(Pause::Hold));
+        }
         let next = if self.batch.is_empty() { Next::Read } else { self.deliver()? };
         match (turn, next) {
             (Turn::Failed(status), _) => Poll::Ready(Err(status)),
@@ -291,6 +303,12 @@ impl Reader<'_> {
                 self.patience.poll(context).map(|()| Err(expired(self.deadline, limit)))
             }
         }
+    }
+
+    /// Is there a first message, and something to come before it? A failure goes ahead.
+    fn is_held(&self) -> bool {
+        let first = self.batch.first().filter(|_| !self.begun && self.mailbox.is_held());
+        first.is_some_and(|message| first_failure(message).is_none())
     }
 
     /// Fills `batch` with whole messages.
@@ -409,6 +427,8 @@ fn feed_all(inner: &mut Inner, choice: u32, batch: &mut Vec<Bytes>) -> Result<To
 enum Pause {
     Cede,
     Park,
+    /// What goes before the first message is not here yet.
+    Hold,
     End,
 }
 

@@ -63,8 +63,17 @@ impl Mail {
 pub struct Mailbox {
     tag: u64,
     state: Mutex<State>,
-    /// Mail was fetched.
+    /// Mail was fetched, or `give` was called.
     room: Notify,
+}
+
+/// A message that is not the worker's, and goes before its first one.
+#[derive(Default)]
+enum Lead {
+    #[default]
+    None,
+    Awaited,
+    Here(Bytes),
 }
 
 #[derive(Default)]
@@ -75,6 +84,7 @@ struct State {
     closed: bool,
     /// A message of the call was fed.
     fed: bool,
+    lead: Lead,
     /// The call, once it runs.
     task: Option<AbortHandle>,
 }
@@ -128,6 +138,41 @@ impl Mailbox {
         let mut state = self.lock();
         state.fed |= !state.closed;
         !state.closed
+    }
+
+    /// Nothing of the worker's may be delivered before what `give` brings.
+    pub fn hold(&self) {
+        self.lock().lead = Lead::Awaited;
+    }
+
+    /// Brings what `hold` waits for; only the first time.
+    pub fn give(&self, message: Bytes) {
+        let mut state = self.lock();
+        if let Lead::Awaited = state.lead {
+            state.lead = Lead::Here(message);
+            drop(state);
+            self.room.notify_waiters();
+        }
+    }
+
+    /// Does anything go before the worker's first message?
+    pub fn is_held(&self) -> bool {
+        !matches!(self.lock().lead, Lead::None)
+    }
+
+    /// Waits for what `give` brings, and takes it.
+    pub async fn lead(&self) -> Bytes {
+        loop {
+            let changed = self.room.notified();
+            {
+                let mut state = self.lock();
+                match std::mem::take(&mut state.lead) {
+                    Lead::Here(message) => return message,
+                    other => state.lead = other,
+                }
+            }
+            changed.await;
+        }
     }
 
     /// Waits until fewer than `limit` messages lie here.

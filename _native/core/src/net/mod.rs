@@ -306,6 +306,16 @@ impl Call {
         self.mailbox.abort();
     }
 
+    /// Nothing of the worker's is delivered before the message that `give` brings. Before the call starts.
+    pub fn hold(&self) {
+        self.mailbox.hold();
+    }
+
+    /// Delivers a message before the worker's first one, which `hold` holds.
+    pub fn give(&self, message: &[u8]) {
+        self.mailbox.give(message.to_vec().into());
+    }
+
     /// Cancels it, unless a message of it was fed: then it goes on, and this is false.
     pub fn withdraw(&self) -> bool {
         let answer = self.answer.as_ref().map(|answer| answer.lock());

@@ -4,6 +4,7 @@ mod answers;
 mod calls;
 mod connections;
 mod faults;
+mod held;
 mod late;
 mod lending;
 mod server;
