@@ -431,6 +431,20 @@ int32_t wr_net_unary(struct WrNet *handle,
 bool wr_call_cancel(struct WrCall *handle,
                     bool unfed);
 
+// Holds what the worker sends, until `wr_call_give`; to be called before the call is submitted.
+//
+// # Safety
+// `handle` is live or null.
+void wr_call_hold(struct WrCall *handle);
+
+// Delivers a message (a `GenerateResponse`) before the worker's own, which were held. Once; else it does nothing.
+//
+// # Safety
+// `handle` is live or null.
+void wr_call_give(struct WrCall *handle,
+                  const uint8_t *message,
+                  size_t message_len);
+
 // Cancels and frees.
 //
 // # Safety

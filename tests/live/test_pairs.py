@@ -152,15 +152,74 @@ def test_answers_of_every_kind(pairs: Pairs) -> None:
 
 
 def test_log_probabilities_of_the_answer_alone(pairs: Pairs) -> None:
-    url = pairs.router.url
     logprobs = post(pairs.router, ask("say-text", logprobs=True))["choices"][0]["logprobs"]
     assert "".join(entry["token"] for entry in logprobs["content"])
-    for path, body, param in (
-        ("/v1/completions", {"model": MODEL, "prompt": "say-text", "echo": True, "logprobs": 1}, "logprobs"),
-        ("/generate", {"text": "x", "return_logprob": True, "logprob_start_len": 0}, "logprob_start_len"),
-    ):
-        answer = httpx.post(url + path, json=body, timeout=30)
-        assert (answer.status_code, error_of(answer)["param"]) == (400, param)
+    pairs.assert_idle()
+
+
+COMPLETION = {"model": MODEL, "echo": True, "logprobs": 2, "max_tokens": 3}
+NATIVE: dict[str, Any] = {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0}
+SCORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "one": ("/v1/completions", {**COMPLETION, "prompt": "say-text and more"}),
+    "several": ("/v1/completions", {**COMPLETION, "prompt": ["say-text", "in-chunks é"], "n": 2}),
+    "no-answer": ("/v1/completions", {**COMPLETION, "prompt": "say-text foo", "max_tokens": 0}),
+    "native": ("/generate", {**NATIVE, "text": "say-text foo", "sampling_params": {"n": 2}}),
+    "native-batch": ("/generate", {**NATIVE, "text": ["say-text", "in-chunks"], "logprob_start_len": 1}),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", SCORED)
+def test_log_probabilities_of_the_prompt_are_as_one_workers(
+    pairs: Pairs, router: Router, kind: str, streaming: bool
+) -> None:
+    """`router` has regular workers that compute the same."""
+    path, body = SCORED[kind]
+    body = {**body, "stream": streaming}
+    found, expected = (scored_answer(one.url + path, body) for one in (pairs.router, router))
+    assert found == expected
+    assert all(prompt for _, prompt, _ in found)
+    pairs.assert_idle()
+
+
+def scored_answer(url: str, body: dict[str, Any]) -> list[tuple[str, list[Any], list[Any]]]:
+    """Of each choice: its text, and what is told of the prompt's tokens and of its own."""
+    with httpx.stream("POST", url, json=body, timeout=30) as answer:
+        assert answer.status_code == 200, answer.read()
+        if body["stream"]:
+            *pieces, done = sse.events(answer.iter_lines())
+            assert done == "[DONE]"
+        else:
+            whole = json.loads(answer.read())
+            pieces = whole if isinstance(whole, list) else [whole]
+    if "choices" not in pieces[0]:  # each event says all that is known
+        return [scores_of(last) for last in {piece.get("index", 0): piece for piece in pieces}.values()]
+    found: dict[int, tuple[str, list[Any], list[Any]]] = {}
+    for choice in (choice for piece in pieces for choice in piece["choices"]):
+        text, told, _ = found.setdefault(choice["index"], ("", [], []))
+        more, entries, _ = scores_of(choice)
+        found[choice["index"]] = (text + more, told + entries, [])
+    return [one for _, one in sorted(found.items())]
+
+
+def scores_of(choice: dict[str, Any]) -> tuple[str, list[Any], list[Any]]:
+    if "meta_info" in choice:
+        info = choice["meta_info"]
+        prompt = [info["input_token_logprobs"], info["input_top_logprobs"]]
+        return choice["text"], prompt, [info["output_token_logprobs"], info["output_top_logprobs"]]
+    told = choice["logprobs"] or {}
+    names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+    return choice["text"], list(zip(*(told.get(name, []) for name in names), strict=True)), []
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("word", ["prefill-refuses", "prefill-breaks", "prefill-aborts", "refuse-input"])
+def test_a_refusal_of_either_is_a_status_where_the_answer_waits(
+    pairs: Pairs, word: str, streaming: bool
+) -> None:
+    body = {**COMPLETION, "prompt": word, "stream": streaming}
+    answer = httpx.post(pairs.router.url + "/v1/completions", json=body, timeout=30)
+    assert answer.status_code == (500 if word in ("prefill-breaks", "prefill-aborts") else 400)
     pairs.assert_idle()
 
 
@@ -341,7 +400,7 @@ def dies_while_its_answer_comes(pairs: Pairs) -> Worker:
 
 
 def dies_while_asked(pairs: Pairs, last: Worker) -> None:
-    """Before anything came, and nobody else is there."""
+    """Before anything came, and nobody else is there: a status; an error event if another prompt's came."""
     statuses: list[int] = []
 
     def wait_in_vain() -> None:
@@ -350,8 +409,16 @@ def dies_while_asked(pairs: Pairs, last: Worker) -> None:
 
     waiting = threading.Thread(target=wait_in_vain)
     waiting.start()
-    wait_until(lambda: pairs.decode.server_info()["running"] == 1, 10, "a running request")
-    last.kill()
+    scored = {**COMPLETION, "prompt": ["two-seconds", "prefill-hangs"], "max_tokens": 40, "stream": True}
+    with httpx.stream("POST", pairs.router.url + "/v1/completions", json=scored, timeout=30) as answer:
+        events = sse.events(answer.iter_lines())
+        seen = [next(events)]
+        wait_until(lambda: pairs.decode.server_info()["running"] == 3, 10, "running requests")
+        last.kill()
+        seen += list(events)
+    assert seen[-1] == "[DONE]"
+    assert seen[-2]["error"]["type"] == "server_error"
+    assert {choice["index"] for event in seen[:-2] for choice in event["choices"]} == {0}
     waiting.join(20)
     assert statuses == [503]
     pairs.assert_idle()
