@@ -310,6 +310,11 @@ def test_no_prefix_cache() -> None:
 # Prefill and decode
 
 
+def scored_ids(messages: Any) -> list[int]:
+    """Tokens of the prompt that log probabilities came of, with the last message."""
+    return list(messages[-1].complete.input_logprobs.token_ids)
+
+
 def test_prefill_and_decode_meet() -> None:
     port = free_port()
     prefill_flags = ("--role", "prefill", "--bootstrap-port", str(port), "--bootstrap-timeout", "2")
@@ -325,7 +330,12 @@ def test_prefill_and_decode_meet() -> None:
         def ask(client: SchedulerClient, room: int, ids: list[int]) -> Any:
             params = pb.DisaggregatedParams(**meeting, bootstrap_room=room)
             return client.generate(
-                f"r{room}", ids, sampling={"max_new_tokens": 5}, disaggregated_params=params
+                f"r{room}",
+                ids,
+                sampling={"max_new_tokens": 5},
+                disaggregated_params=params,
+                return_logprob=True,
+                logprob_start_len=0,
             )
 
         with ThreadPoolExecutor(2) as pool:
@@ -335,6 +345,7 @@ def test_prefill_and_decode_meet() -> None:
                 assert len(chunk_ids(head)) == 1
                 assert len(chunk_ids(tail)) == 5
                 assert chunk_ids(tail)[:1] == chunk_ids(head)
+                assert [scored_ids(head), scored_ids(tail)] == [[1, 2], []]
             differing = [pool.submit(ask, c, 9, ids) for c, ids in ((first, [1, 2]), (second, [1]))]
             for half in differing:
                 with pytest.raises(grpc.RpcError, match="prompts differ"):

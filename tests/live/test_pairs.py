@@ -193,7 +193,8 @@ def scored_answer(url: str, body: dict[str, Any]) -> list[tuple[str, list[Any], 
             whole = json.loads(answer.read())
             pieces = whole if isinstance(whole, list) else [whole]
     if "choices" not in pieces[0]:  # each event says all that is known
-        return [scores_of(last) for last in {piece.get("index", 0): piece for piece in pieces}.values()]
+        last = {piece.get("index", 0): piece for piece in pieces}
+        return [scores_of(last[index]) for index in sorted(last)]
     found: dict[int, tuple[str, list[Any], list[Any]]] = {}
     for choice in (choice for piece in pieces for choice in piece["choices"]):
         text, told, _ = found.setdefault(choice["index"], ("", [], []))
