@@ -187,12 +187,13 @@ def scored_answer(url: str, body: dict[str, Any]) -> list[tuple[str, list[Any], 
     with httpx.stream("POST", url, json=body, timeout=30) as answer:
         assert answer.status_code == 200, answer.read()
         if body["stream"]:
-            *pieces, done = sse.events(answer.iter_lines())
-            assert done == "[DONE]"
+            pieces: list[Any] = list(sse.events(answer.iter_lines()))
+            assert pieces.pop() == "[DONE]"
         else:
             whole = json.loads(answer.read())
             pieces = whole if isinstance(whole, list) else [whole]
     if "choices" not in pieces[0]:  # each event says all that is known
+        assert all(piece["meta_info"]["input_token_logprobs"] for piece in pieces)
         last = {piece.get("index", 0): piece for piece in pieces}
         return [scores_of(last[index]) for index in sorted(last)]
     found: dict[int, tuple[str, list[Any], list[Any]]] = {}
@@ -413,7 +414,7 @@ def dies_while_asked(pairs: Pairs, last: Worker) -> None:
     scored = {**COMPLETION, "prompt": ["two-seconds", "prefill-hangs"], "max_tokens": 40, "stream": True}
     with httpx.stream("POST", pairs.router.url + "/v1/completions", json=scored, timeout=30) as answer:
         events = sse.events(answer.iter_lines())
-        seen = [next(events)]
+        seen: list[Any] = [next(events)]
         wait_until(lambda: pairs.decode.server_info()["running"] == 3, 10, "running requests")
         last.kill()
         seen += list(events)
