@@ -57,6 +57,16 @@ def test_a_packed_body_is_refused_by_the_name_of_its_packing(coding: str) -> Non
     assert (refused.value.status, refused.value.code) == (400, "unsupported_content_encoding")
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "gzip", "chunked, chunked"])
+def test_a_body_that_was_packed_for_its_way_is_refused_by_that_name(coding: str) -> None:
+    """gunicorn takes the chunks apart, and unpacks nothing."""
+    environ = {"wsgi.input": io.BytesIO(b"null"), "wsgi.input_terminated": True}
+    with pytest.raises(InvalidRequestError, match=coding) as refused:
+        read_body({**environ, "HTTP_TRANSFER_ENCODING": coding}, SETTINGS)
+    assert refused.value.code == "unsupported_transfer_encoding"
+    assert read_body({**environ, "HTTP_TRANSFER_ENCODING": "Chunked"}, SETTINGS) == b"null"
+
+
 @pytest.mark.parametrize("coding", ["identity", "Identity", ""])
 def test_a_plain_body_may_say_so(coding: str) -> None:
     environ = {"CONTENT_LENGTH": "4", "wsgi.input": io.BytesIO(b"null"), "HTTP_CONTENT_ENCODING": coding}
@@ -261,3 +271,11 @@ def test_a_body_of_too_many_values_is_refused_undecoded(app: App, monkeypatch: p
     for many in (b",".join([message] * 1_000_000), b"[]," * 150_000, b"1," * 3_000_000):
         error = error_of(app.post(b'{"model":"m","messages":[' + many + b"]}"), 400)
         assert error["code"] == "too_many_values"
+
+
+@pytest.mark.parametrize("many", ["[]," * 150_000, "1," * 2_000_000, '"",' * 150_000])
+def test_nor_is_a_text_within_it_that_holds_too_many(app: App, many: str) -> None:
+    """A structural tag may be JSON within a string, where nobody has counted the values."""
+    tag = '{"type": "structural_tag", "format": {"type": "x", "a": [' + many + "1]}}"
+    error = error_of(app.chat(structural_tag=tag), 400)
+    assert (error["param"], error["code"]) == ("structural_tag", "too_many_values")

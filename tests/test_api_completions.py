@@ -206,6 +206,23 @@ def test_generate_asks_for_logprobs(make: Callable[..., App]) -> None:
     assert asked == [(True, 3, -1), (True, 0, 0)]
 
 
+def test_where_a_prompts_logprobs_begin_is_within_it(make: Callable[..., App]) -> None:
+    app = make(whole("a"), whole("a"))
+    body = {"text": ["xyz", "x"], "return_logprob": True, "logprob_start_len": 2}
+    error = error_of(app.post(body, GENERATE), 400)
+    assert (error["param"], app.transport.streams) == ("logprob_start_len", [])
+    # As SGLang has it, it is not looked at where no logprobs are asked for.
+    assert app.post({"text": "x", "logprob_start_len": 2}, GENERATE).status_code == 200
+    assert app.post({**body, "text": "xy"}, GENERATE).status_code == 200
+    assert [one.request.logprob_start_len for one in app.transport.streams] == [-1, 2]
+
+
+def test_generate_may_name_a_model(make: Callable[..., App]) -> None:
+    app = make(whole("a"))
+    assert error_of(app.post({"text": "x", "model": "other"}, GENERATE), 404)["code"] == "model_not_found"
+    assert app.post({"text": "x", "model": MODEL}, GENERATE).status_code == 200
+
+
 def test_generate_without_a_prompt(app: App) -> None:
     error = error_of(app.post({"sampling_params": {}}, GENERATE), 400)
     assert error["message"] == "Either text, input_ids or input_embeds should be provided."

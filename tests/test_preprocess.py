@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,32 @@ def test_sampling_has_the_workers_names() -> None:
         "ignore_eos": True,
         "logit_bias": {"5": 1},
     }
+
+
+@pytest.mark.parametrize("name", ["top_p", "repetition_penalty"])
+def test_what_is_not_zero_is_not_zero_on_the_wire(name: str) -> None:
+    """The protocol has single precision."""
+    sent = struct.unpack("f", struct.pack("f", job(**{name: 1e-320})["sampling"][name]))[0]
+    assert 0 < sent < 1e-30
+    assert job(**{name: 0.1})["sampling"] == {name: 0.1}
+
+
+def test_arguments_of_calls_are_no_way_around_the_bound_of_values() -> None:
+    """They may be JSON within a string, which is not counted with the body."""
+
+    def called(*arguments: object) -> dict[str, Any]:
+        calls = [{"function": {"name": "f", "arguments": one}} for one in arguments]
+        return {"messages": [{"role": "assistant", "content": "", "tool_calls": calls}]}
+
+    text = json.dumps({"code": '[{"a",' * 200_000})
+    assert (
+        job(**called(text, {"a": 1}, "{}"))["messages"][0]["tool_calls"][0]["function"]["arguments"] == text
+    )
+    many = '{"a": [' + "1," * 900_000 + "1]}"
+    assert job(**called(many))
+    with pytest.raises(InvalidRequestError) as caught:
+        job(**called(many, many))
+    assert (caught.value.param, caught.value.code) == ("messages", "too_many_values")
 
 
 def test_a_bias_of_an_id_that_the_model_lacks_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -324,6 +325,25 @@ def test_what_the_sdk_parsed_does_not_reach_the_template() -> None:
         {"role": "assistant", "content": "", "tool_calls": [CALL, CALL]},
         {"role": "assistant", "content": "{}"},
     ]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"arguments": None}])
+def test_a_call_that_names_no_arguments_has_none(arguments: dict[str, Any]) -> None:
+    """Templates that print what is absent fail, and those that print a null show it to the model."""
+    function = {"name": "f", **arguments}
+    filled = {"name": "f", "arguments": "{}"}
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL, {**CALL, "function": function}]}
+    old = {"role": "assistant", "content": "", "function_call": function}
+    assert parse(messages=[called, old]).raw_messages == [
+        {**called, "tool_calls": [CALL, {**CALL, "function": filled}]},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": filled}]},
+    ]
+
+
+def test_an_error_repeats_what_was_sent_as_it_was_sent() -> None:
+    """And not in JSON's words for Python's types."""
+    with pytest.raises(InvalidRequestError, match=re.escape("invalid enum value 'int | `float`'")):
+        parse(reasoning_effort="int | `float`")
 
 
 def test_keys_that_say_nothing_do_not_reach_the_template() -> None:

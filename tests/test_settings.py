@@ -244,6 +244,12 @@ def test_tokenizers_in_a_file(tmp_path: Path) -> None:
         path.write_text(text)
         loaded = settings.load({"WSGI_ROUTER_CONFIG": str(path)})
         assert loaded.tokenizers == (("org/a", "/models/a"),)
+    path.write_text('tokenizers = {"a=b,c" = "/x=y,z"}')
+    assert settings.load({"WSGI_ROUTER_CONFIG": str(path)}).tokenizers == (("a=b,c", "/x=y,z"),)
+    for text in ("{a = 5}", "{a = true}", '{a = ""}', '{"" = "/x"}', '{a = {b = "/x"}}'):
+        path.write_text(f"tokenizers = {text}")
+        with pytest.raises(settings.SettingsError, match="tokenizers: must be"):
+            settings.load({"WSGI_ROUTER_CONFIG": str(path)})
 
 
 def test_what_discovers_workers() -> None:

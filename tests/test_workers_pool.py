@@ -283,6 +283,19 @@ def test_models_are_grouped_by_name() -> None:
         pool.select("nothing")
 
 
+def test_a_request_for_text_that_names_no_model_gets_one_that_makes_text() -> None:
+    transport = FakeTransport()
+    transport.infos = {A: info("embedding"), B: info("m", is_generation=True)}
+    pool = pool_of(transport, workers=(A, B))
+    wait_until(lambda: len(up(pool)) == 2)
+    assert pool.default_model().name == "embedding"
+    assert pool.default_model(generating=True).name == "m"
+    del transport.infos[B]
+    pool = pool_of(transport, workers=(A,))
+    wait_until(lambda: up(pool) == [A])
+    assert pool.default_model(generating=True).name == "embedding"
+
+
 def test_a_model_stays_known_while_its_worker_is_down() -> None:
     transport = FakeTransport()
     transport.infos = {A: info("m")}

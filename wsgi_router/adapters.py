@@ -65,10 +65,11 @@ class Adapters:
         """The card of a requested model, and the adapter of each prompt, "" for none.
 
         `given` is what `lora_path` says for each prompt; "MODEL:ADAPTER" as the model says it for all. None
-        is the first model. Raises NoWorkerError, ModelNotFoundError, InvalidRequestError, UpstreamError.
+        is the first model that generates. Raises NoWorkerError, ModelNotFoundError, InvalidRequestError,
+        UpstreamError.
         """
         if model is None:
-            card, named = self._pool.default_model(), ""
+            card, named = self._pool.default_model(generating=True), ""
         else:
             card, named = self._pool.split_model(model)
         if named and not self.find(card.name, named):

@@ -72,7 +72,7 @@ def _configuration(named: Path | None) -> str:
 
 def _check() -> int:
     from wsgi_router import native, tls, tokenizer_store
-    from wsgi_router.workers import pods
+    from wsgi_router.workers import membership, pods
 
     configured = settings.load()
     for name in settings.unknown_variables(os.environ):
@@ -82,6 +82,7 @@ def _check() -> int:
         print(f"{name} = {value!r}" if field.repr or not value else f"{name} = (hidden)")
     tls.load(configured)
     pods.check(configured)
+    membership.read(configured)
     tokenizer_store.check(configured.tokenizer_cache)
     tokenizers = native.load_tokenizers(configured)
     for model, tokenizer in tokenizers.items():

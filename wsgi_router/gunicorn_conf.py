@@ -3,6 +3,7 @@
 GUNICORN_CMD_ARGS, WEB_CONCURRENCY and the command line work as ever, and win over this.
 """
 
+import atexit
 import fcntl
 import gc
 import os
@@ -62,19 +63,28 @@ def on_starting(server: Any) -> None:
     from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
-    _make_metrics_directory()
-    shared = board.share(_make_directory("state"))
-    health.share(shared)
-    peers.share(shared)
-    reports.share()
+    # gunicorn calls `on_exit` only where it came to listen.
+    atexit.register(_remove_directories, os.getpid())
     try:
+        _check_sockets(server.cfg)
+        _make_metrics_directory()
+        shared = board.share(_make_directory("state"))
+        health.share(shared)
+        peers.share(shared)
+        reports.share()
         _share(_settings)
-    except settings.SettingsError as error:
-        on_exit(server)
+    except (settings.SettingsError, OSError) as error:
         sys.exit(f"wsgi-router: {error}")
     # What the processes have in common is looked through by none of them: that alone would copy its pages.
     gc.collect()
     gc.freeze()
+
+
+def _check_sockets(cfg: Any) -> None:
+    """Raises SettingsError where gunicorn would end with a traceback."""
+    for path in cfg.address:
+        if isinstance(path, str) and os.path.exists(path) and not Path(path).is_socket():
+            raise settings.SettingsError(f"cannot listen on unix:{path}: something else is there")
 
 
 def _share(fresh: settings.Settings) -> None:
@@ -130,9 +140,15 @@ def on_reload(server: Any) -> None:
 def _make_metrics_directory() -> None:
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     if given and not Path(given).name.startswith(f"wsgi-router-{_METRICS}-"):
-        Path(given).mkdir(parents=True, exist_ok=True)
-        for stale in Path(given).glob("*.db"):
-            stale.unlink(missing_ok=True)
+        try:
+            Path(given).mkdir(parents=True, exist_ok=True)
+            for stale in Path(given).glob("*.db"):
+                stale.unlink(missing_ok=True)
+            with tempfile.TemporaryFile(dir=given):
+                pass
+        except OSError as error:
+            message = f"PROMETHEUS_MULTIPROC_DIR: {given} cannot be written: {error.strerror}"
+            raise settings.SettingsError(message) from None
         return
     # Also after USR2: the name of the old master's directory is inherited, but it is still in use.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_make_directory(_METRICS))
@@ -216,5 +232,10 @@ def child_exit(server: Any, worker: Any) -> None:
 
 
 def on_exit(_server: Any) -> None:
-    for directory in _made:
-        shutil.rmtree(directory, ignore_errors=True)
+    _remove_directories(os.getpid())
+
+
+def _remove_directories(master: int) -> None:
+    if os.getpid() == master:  # a forked process ends with what the master has registered, too
+        for directory in _made:
+            shutil.rmtree(directory, ignore_errors=True)

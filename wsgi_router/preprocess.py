@@ -64,6 +64,9 @@ _SAMPLING: Final = {
     "structural_tag": "structural_tag",
 }
 _INTEGERS: Final = frozenset({"top_k", "min_new_tokens"})
+_ABOVE_ZERO: Final = frozenset({"top_p", "repetition_penalty"})
+_LEAST_FLOAT32: Final = 2.0**-126
+"""The wire has single precision, where anything much smaller is 0."""
 _DEFAULTS_TAKEN: Final = frozenset(
     {
         "temperature",
@@ -161,16 +164,20 @@ def prepare_generate(
     """As `prepare`, for each prompt of a request in SGLang's own form."""
     asked = request.sampling
     logprobs = (request.top_logprobs_num or 0) if request.return_logprob else None
+    start = request.logprob_start_len
     try:
         job = {
             **_plain_job(asked, card, bool(request.stream)),
             "return_logprob": logprobs is not None,
             "top_logprobs_num": logprobs or 0,
-            "logprob_start_len": -1 if request.logprob_start_len is None else request.logprob_start_len,
+            "logprob_start_len": -1 if logprobs is None or start is None else start,
         }
         prepared = _prepare_prompts(job, request.prompts, request.paths, GENERATE_TOKENS, tokenizer, settings)
     except InvalidRequestError as error:
         raise _by_generates_names(error) from None
+    if job["logprob_start_len"] > (shortest := min(one.prompt_tokens for one in prepared)):
+        message = f"'logprob_start_len' must not exceed the prompt, which has {shortest} tokens."
+        raise InvalidRequestError(message, param="logprob_start_len")
     options = {
         **_answer_options(asked, card, 0, bool(request.stream)),
         "id": request.label or random_id(),
@@ -272,7 +279,8 @@ def _warnings(unknown: Sequence[str], request: Sampling, seed: str = "seed") -> 
 
 
 def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
-    """The job for the native core (ARCHITECTURE.md, "The job")."""
+    """The job for the native core (ARCHITECTURE.md, "The job"). Raises InvalidRequestError."""
+    native.check_texts(_texts_of_calls(request.raw_messages), "messages")
     continued = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
     return {
@@ -283,6 +291,13 @@ def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
         "continue_final_message": continued,
         **_plain_job(request, card, bool(request.stream)),
     }
+
+
+def _texts_of_calls(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Arguments of earlier tool calls, which templates may want as objects."""
+    calls = (call for message in messages for call in message.get("tool_calls") or ())
+    texts = (call["function"]["arguments"] for call in calls)
+    return [text for text in texts if isinstance(text, str)]
 
 
 def _plain_job(request: Sampling, card: ModelCard, stream: bool) -> dict[str, Any]:
@@ -318,6 +333,8 @@ def sampling(request: Sampling, card: ModelCard) -> dict[str, Any]:
         given = getattr(request, field)
         if given is not None:
             values[name] = given
+    for name in _ABOVE_ZERO & values.keys():
+        values[name] = max(values[name], _LEAST_FLOAT32)
     custom = dict(request.custom_params or {})
     if request.seed is not None:
         custom.setdefault("seed", request.seed)

@@ -162,9 +162,11 @@ def by_model(cast: Callable[[object], str], what: str) -> Callable[[object], tup
     """Pairs of a model's name and what `cast` makes, from NAME=VALUE words or a table; `what`: see errors."""
 
     def split(value: object) -> tuple[tuple[str, str], ...]:
-        given = [f"{name}={one}" for name, one in value.items()] if isinstance(value, Mapping) else value
-        parts = (word.partition("=") for word in _words(given))
-        pairs = tuple((name.strip(), one.strip()) for name, _, one in parts)
+        if isinstance(value, Mapping):
+            pairs = tuple((as_text(name), as_text(one)) for name, one in value.items())
+        else:
+            parts = (word.partition("=") for word in _words(value))
+            pairs = tuple((name.strip(), one.strip()) for name, _, one in parts)
         if not all(name and one for name, one in pairs):
             raise ValueError(f"must be NAME={what}, with commas between them")
         if len(dict(pairs)) != len(pairs):

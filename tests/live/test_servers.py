@@ -72,14 +72,25 @@ def test_two_routers_side_by_side(worker: Worker) -> None:
         both_modes(second)
 
 
-def test_a_bad_setting_stops_the_start(worker: Worker) -> None:
-    """A bad setting stops the start with one clear line."""
-    router = Router(worker.url, policy="fastest")
-    process = Process(router.command, router.environment)
+@pytest.mark.parametrize(
+    ("environment", "named"),
+    [
+        ({"WSGI_ROUTER_POLICY": "fastest"}, "WSGI_ROUTER_POLICY"),
+        ({"WSGI_ROUTER_WORKERS_FILE": "/proc/none/workers.json"}, "WORKERS_FILE: /proc/none cannot be"),
+        ({"WSGI_ROUTER_BIND": f"unix:{__file__}"}, __file__),
+        ({"WSGI_ROUTER_BIND": "unix:/proc/none/router.sock"}, "/proc/none/router.sock"),
+        ({"PROMETHEUS_MULTIPROC_DIR": "/proc/none"}, "PROMETHEUS_MULTIPROC_DIR: /proc/none cannot be"),
+    ],
+)
+def test_a_bad_setting_stops_the_start(tmp_path: Path, environment: dict[str, str], named: str) -> None:
+    """A bad setting stops the start with one clear line, and nothing is left behind."""
+    router = Router("grpc://127.0.0.1:1")
+    process = Process(router.command, {**router.environment, "TMPDIR": str(tmp_path), **environment})
     process.start()
     assert process.child is not None
     wait_until(lambda: not process.running(), 30, "the end")
     output = process.output()
     assert process.child.returncode != 0
-    assert "WSGI_ROUTER_POLICY" in output
+    assert named in output
     assert "Traceback" not in output
+    assert list(tmp_path.iterdir()) == []

@@ -61,6 +61,12 @@ def _check_coding(environ: Mapping[str, Any]) -> None:
             f"A request body of Content-Encoding '{shown(coding)}' is not supported; send it plain.",
             code="unsupported_content_encoding",
         )
+    transfer = environ.get("HTTP_TRANSFER_ENCODING", "").strip().lower()
+    if transfer not in ("", "identity", "chunked"):
+        raise InvalidRequestError(
+            f"A request body of Transfer-Encoding '{shown(transfer)}' is not supported; send it plain.",
+            code="unsupported_transfer_encoding",
+        )
 
 
 def much_unread(environ: Mapping[str, Any]) -> bool:

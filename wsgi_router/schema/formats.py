@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from wsgi_router.schema.decode import bad, check_depth, convert, missing
+from wsgi_router.schema.decode import bad, check_depth, convert, decode_text, missing
 from wsgi_router.schema.sampling import NonEmpty
 from wsgi_router.schema.tools import Name, check_schema, is_name
 
@@ -98,10 +98,7 @@ def parse_format(value: dict[str, Any]) -> AnswerFormat:
 
 def _tag_text(text: str) -> Any:
     """The field may be JSON text, as it is for SGLang's native endpoint."""
-    try:
-        tag = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        raise bad("structural_tag", "'structural_tag' is no valid JSON.") from None
+    tag = decode_text("structural_tag", text)
     if not isinstance(tag, dict):
         raise bad("structural_tag", "'structural_tag' must be an object, or its JSON text.", "invalid_type")
     return tag

@@ -43,6 +43,7 @@ class GenerateSampling(
 class GenerateRequest(msgspec.Struct, kw_only=True):
     """A checked request. A null is the same as an absent field."""
 
+    model: str | None = None
     text: Annotated[Any, Meta(extra_json_schema=or_null(TEXTS))] = None
     input_ids: Annotated[Any, Meta(extra_json_schema=or_null(IDS))] = None
     sampling_params: Annotated[
@@ -82,7 +83,6 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
 
 
 class Inert(msgspec.Struct):
-    model: str | None = None
     log_metrics: bool | None = None
     priority: int | None = None
     extra_key: str | list[str] | None = None

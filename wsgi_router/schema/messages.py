@@ -142,8 +142,8 @@ def for_template(raw: list[dict[str, Any]]) -> list[dict[str, Any]]:
     Old names (role function, function_call, refusal, reasoning) are replaced by those of today, and a part
     that refuses by a text, as templates read no other. Keys that say nothing are left out: SDKs send back
     every key that a message may have, and templates ask which are there. Left out is also what the openai
-    SDK's parse() put beside an answer: templates that print calls as they are would show it to the model. The
-    rest is as sent.
+    SDK's parse() put beside an answer: templates that print calls as they are would show it to the model. A
+    call that names no arguments has none. The rest is as sent.
     """
     return [message if _is_modern(message) else _modern(message) for message in raw]
 
@@ -162,7 +162,7 @@ def _is_modern(message: dict[str, Any]) -> bool:
     content = message.get("content")
     if isinstance(content, list) and any(part["type"] == "refusal" for part in content):
         return False
-    if any(_PARSED_ARGUMENTS in call["function"] for call in message.get("tool_calls") or ()):
+    if any(_is_odd(call["function"]) for call in message.get("tool_calls") or ()):
         return False
     return all(_says_something(key, value) for key, value in message.items())
 
@@ -179,7 +179,7 @@ def _modern(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(message.get("content"), list):
         message["content"] = [_text_part(part) for part in message["content"]]
     if "tool_calls" in message:
-        message["tool_calls"] = [_unparsed(call) for call in message["tool_calls"]]
+        message["tool_calls"] = [_plain_call(call) for call in message["tool_calls"]]
     if message["role"] == "function":
         message["role"] = "tool"
         if message.get("content") is None:
@@ -192,7 +192,7 @@ def _modern(message: dict[str, Any]) -> dict[str, Any]:
         message["content"] = refusal
     call = message.pop("function_call", None)
     if call is not None and not message.get("tool_calls"):
-        message["tool_calls"] = [{"type": "function", "function": call}]
+        message["tool_calls"] = [_plain_call({"type": "function", "function": call})]
     return message
 
 
@@ -200,6 +200,13 @@ def _text_part(part: dict[str, Any]) -> dict[str, Any]:
     return {"type": "text", "text": part["refusal"]} if part["type"] == "refusal" else part
 
 
-def _unparsed(call: dict[str, Any]) -> dict[str, Any]:
+def _is_odd(function: dict[str, Any]) -> bool:
+    return _PARSED_ARGUMENTS in function or function.get("arguments") is None
+
+
+def _plain_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call without what the SDK's parse() added; one that names no arguments has none."""
     function = {key: value for key, value in call["function"].items() if key != _PARSED_ARGUMENTS}
+    if function.get("arguments") is None:
+        function["arguments"] = "{}"
     return {**call, "function": function}

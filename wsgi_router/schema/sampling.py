@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from wsgi_router.schema.decode import Bounds, bad, bounds
+from wsgi_router.schema.decode import Bounds, bad, bounds, decode_text
 
 MAX_STOP: Final = 16
 MAX_CHOICES: Final = 128
@@ -126,6 +126,15 @@ def check_sampling(sampling: Sampling, max_choices: int, at: str = "") -> None:
     given = [name for name in CONSTRAINTS if getattr(sampling, name) is not None]
     if len(given) > 1:
         raise bad(names[given[1]], f"'{names[given[1]]}' excludes '{names[given[0]]}'.")
+    for name in given:
+        text = getattr(sampling, name)
+        if name in _JSON_TEXTS and text != _ANY_JSON:
+            decode_text(names[name], text, msgspec.Raw)  # nothing is built of it
+
+
+_JSON_TEXTS: Final = frozenset({"json_schema", "structural_tag"})
+_ANY_JSON: Final = "$$ANY$$"
+"""SGLang's word for a grammar of whatever is JSON."""
 
 
 @functools.cache

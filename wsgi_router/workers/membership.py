@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -81,9 +82,15 @@ def parts(settings: Settings) -> dict[str, Part]:
 
 
 def read(settings: Settings) -> Changes | None:
-    """What WORKERS_FILE holds; None if there is no such setting. Raises SettingsError."""
+    """What WORKERS_FILE holds; None if there is no such setting. SettingsError, if it cannot be kept, too."""
     if not settings.workers_file:
         return None
+    folder = Path(settings.workers_file).parent
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(f"WORKERS_FILE: {folder} cannot be written: {error.strerror}") from None
     return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
 
 

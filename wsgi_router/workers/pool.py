@@ -189,12 +189,15 @@ class WorkerPool:
                         return self.resolve_model(name[:colon]), adapter
             raise
 
-    def default_model(self) -> ModelCard:
-        """The card for a request that names no model. Raises NoWorkerError before any worker has answered."""
+    def default_model(self, *, generating: bool = False) -> ModelCard:
+        """The card for a request that names no model; with `generating` rather one of those that make text.
+
+        Raises NoWorkerError before any worker has answered.
+        """
         cards = self.models()
         if not cards:
             raise NoWorkerError("No worker has answered yet.")
-        return cards[0]
+        return next((card for card in cards if card.is_generation), cards[0]) if generating else cards[0]
 
     def select(
         self,
