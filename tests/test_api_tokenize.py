@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,8 +32,23 @@ def test_tokenize_a_conversation(app: App) -> None:
     assert bare["count"] < answer["count"]
 
 
+def test_tokenize_a_conversation_with_tools(make: Callable[..., App], tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}|")
+    app = make(chat_template=str(template))
+    body = {"messages": [{"role": "user", "content": "x"}], "functions": [{"name": "f"}]}
+    assert app.post(body, TOKENIZE).get_json()["tokens"] == list(b"f|")
+    assert app.post({**body, "function_call": "none"}, TOKENIZE).get_json()["tokens"] == list(b"|")
+
+
 @pytest.mark.parametrize(
-    ("tokens", "text"), [([104, 195, 169, 257], "hé"), ([], ""), ([[97], [98, 99]], ["a", "bc"])]
+    ("tokens", "text"),
+    [
+        ([104, 195, 169, 257], "hé"),
+        ([], ""),
+        ([[97], [98, 99]], ["a", "bc"]),
+        ([[], [97], []], ["", "a", ""]),
+    ],
 )
 def test_detokenize(app: App, tokens: Any, text: Any) -> None:
     answer = app.post({"model": MODEL, "tokens": tokens}, DETOKENIZE).get_json()

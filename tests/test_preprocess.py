@@ -111,6 +111,13 @@ def test_defaults_that_cannot_be_used_are_passed_over(text: str) -> None:
     assert preprocess.model_defaults(text) == {}
 
 
+def test_the_template_gets_the_tools_that_may_be_called() -> None:
+    assert "tools" not in job()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    assert job(tools=[tool])["tools"] == [tool]
+    assert "tools" not in job(tools=[tool], tool_choice="none")
+
+
 def test_a_seed_rides_with_the_custom_parameters() -> None:
     assert job(seed=3)["sampling"]["custom_params"] == {"seed": 3}
     assert job(seed=3, custom_params={"a": 1})["sampling"]["custom_params"] == {"a": 1, "seed": 3}

@@ -283,8 +283,10 @@ def chat_job(request: ChatRequest, card: ModelCard) -> dict[str, Any]:
     native.check_texts(_texts_of_calls(request.raw_messages), "messages")
     continued = bool(request.continue_final_message)
     generation_prompt = request.add_generation_prompt
+    tools = request.output.tools.for_template
     return {
         "messages": request.raw_messages,
+        **({"tools": list(tools)} if tools else {}),
         "documents": request.documents,
         "chat_template_kwargs": _template_arguments(request),
         "add_generation_prompt": not continued if generation_prompt is None else generation_prompt,

@@ -55,13 +55,10 @@ class Plan(msgspec.Struct, frozen=True):
     calls_before: int
 
     def job(self) -> dict[str, Any]:
-        """Keys of the job for the core; those of `sampling` are in `sampling()`."""
-        job: dict[str, Any] = {}
-        if self.output.tools.for_template:
-            job["tools"] = list(self.output.tools.for_template)
+        """Keys of the job for the core that shape no prompt; those of `sampling` are in `sampling()`."""
         if self.output.logprobs:
-            job |= {"return_logprob": True, "top_logprobs_num": self.output.top_logprobs}
-        return job
+            return {"return_logprob": True, "top_logprobs_num": self.output.top_logprobs}
+        return {}
 
     def body(self, prompt: str) -> bytes:
         """Bytes to put behind a GenerateRequest whose rendered prompt is `prompt`."""

@@ -14,14 +14,14 @@ MAX_INPUTS: Final = 2048
 
 # The shapes below as JSON schemas, for types that msgspec cannot tell apart.
 
-_ID: Final = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+TOKEN_ID: Final = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 TEXTS: Final[dict[str, Any]] = {
     "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]
 }
 IDS: Final[dict[str, Any]] = {
     "anyOf": [
-        {"type": "array", "items": _ID, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": _ID, "minItems": 1}, "minItems": 1},
+        {"type": "array", "items": TOKEN_ID, "minItems": 1},
+        {"type": "array", "items": {"type": "array", "items": TOKEN_ID, "minItems": 1}, "minItems": 1},
     ]
 }
 PROMPTS: Final[dict[str, Any]] = {"anyOf": [*TEXTS["anyOf"], *IDS["anyOf"]]}
@@ -32,10 +32,10 @@ def or_null(schema: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [*schema["anyOf"], {"type": "null"}]}
 
 
-def read_prompts(path: str, value: object, most: int) -> tuple[list[Prompt], bool]:
+def read_prompts(path: str, value: object, most: int, *, empty: bool = False) -> tuple[list[Prompt], bool]:
     """The prompts in `value`, and whether it is a list of them. Raises InvalidRequestError.
 
-    `path` is the field's, for errors; `most` is how many there may be.
+    `path` is the field's, for errors; `most` is how many there may be; `empty`: a list of ids may be so.
     """
     if isinstance(value, str):
         return [value], False
@@ -48,14 +48,16 @@ def read_prompts(path: str, value: object, most: int) -> tuple[list[Prompt], boo
     if len(value) > most:
         raise bad(path, f"'{path}' may hold at most {most} prompts.")
     kind = type(value[0])
-    return [_one(f"{path}[{index}]", item, kind) for index, item in enumerate(value)], True
+    return [_one(f"{path}[{index}]", item, kind, empty) for index, item in enumerate(value)], True
 
 
-def _one(path: str, item: Any, kind: type) -> Prompt:
+def _one(path: str, item: Any, kind: type, empty: bool) -> Prompt:
     if isinstance(item, str) and kind is str:
         return item
     if isinstance(item, list) and kind is list:
         if not item:
+            if empty:
+                return []
             raise bad(path, f"'{path}' must not be empty.")
         return _ids(path, item)
     raise bad(path, f"'{path}' must be a string or token ids, as the first one is.", "invalid_type")

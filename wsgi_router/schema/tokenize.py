@@ -10,9 +10,18 @@ from msgspec import Meta
 from wsgi_router.schema import chat
 from wsgi_router.schema.decode import bad, decode_object, missing
 from wsgi_router.schema.fields import Fields
-from wsgi_router.schema.prompts import IDS, MAX_INPUTS, TEXTS, Prompt, or_null, prompt_paths, read_prompts
+from wsgi_router.schema.prompts import (
+    MAX_INPUTS,
+    TEXTS,
+    TOKEN_ID,
+    Prompt,
+    or_null,
+    prompt_paths,
+    read_prompts,
+)
 
-SEQUENCES: Final[dict[str, Any]] = {"anyOf": [{"type": "array", "maxItems": 0}, *IDS["anyOf"]]}
+_SEQUENCE: Final = {"type": "array", "items": TOKEN_ID}
+SEQUENCES: Final[dict[str, Any]] = {"anyOf": [_SEQUENCE, {"type": "array", "items": _SEQUENCE}]}
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -97,7 +106,7 @@ def parse_detokenize(body: bytes) -> DetokenizeRequest:
 
 
 def _sequences(tokens: object) -> tuple[list[list[int]], bool]:
-    sequences, batch = read_prompts("tokens", tokens, MAX_INPUTS)
+    sequences, batch = read_prompts("tokens", tokens, MAX_INPUTS, empty=True)
     ids = [sequence for sequence in sequences if isinstance(sequence, list)]
     if len(ids) < len(sequences):
         raise bad("tokens", "'tokens' must be token ids or a list of them.", "invalid_type")
