@@ -29,6 +29,7 @@ def whole(matcher: Matcher, text: str) -> bool:
         ('root ::= (\n "a" |\n "b"\n){2,3}', ["ab", "bba"], ["a", "abab"]),
         ('root ::= "\\x41\\u00e9\\U0001F389\\n\\"" [\\]a-c\\-]', ['Aé🎉\n"]', 'Aé🎉\n"-'], ['Aé🎉\n"d']),
         ('root ::= . "x"{2,} ""', ["漢xx", "xxxx"], ["xx", "漢x"]),
+        ('root ::= -a*\n-a ::= "a" | --\n-- ::= "-"', ["", "a-a"], ["b"]),
         ('root ::= my_rule? | "q"+\nmy_rule ::= "(" my_rule? ")"', ["", "(())", "qq"], ["(()", "q("]),
     ],
 )
@@ -101,6 +102,12 @@ NODE = {
         ({"type": ["string", "null"], "maxLength": 2}, ['"ab"', "null"], ['"abc"']),
         ({"$ref": "#/$defs/N", "$defs": {"N": NODE}}, ['{"v":1,"next":{"v":2}}'], ['{"next":{"v":2}}']),
         ({"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}]}, ["[1,true]"], ["[1]"]),
+        (
+            # Names that begin with no ASCII letter become rules that begin with a hyphen.
+            {"properties": {"_id": {"const": 1}, "é": {"enum": [3]}, "中": {}}, "required": ["_id", "é", "中"]},
+            ['{"_id":1,"\\u00e9":3,"\\u4e2d":2}'],
+            ['{"_id":1,"\\u00e9":2,"\\u4e2d":2}'],
+        ),
         ({"type": "string", "format": "email", "title": "t", "description": "d"}, ['"x"'], ["x"]),
     ],
 )  # fmt: skip

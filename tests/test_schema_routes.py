@@ -177,6 +177,8 @@ REFUSED: list[tuple[Parse, dict[str, Any], str, str]] = [
     (GENERATE, {"return_logprob": True, "logprob_start_len": -2}, "logprob_start_len", VALUE),
     (GENERATE, {"rid": ["a", "b"]}, "rid", VALUE),
     (GENERATE, {"rid": 3}, "rid", TYPE),
+    (GENERATE, {"rid": "r" * 1025}, "rid", VALUE),
+    (GENERATE, {"text": ["a", "b"], "rid": ["r", "r" * 1025]}, "rid[1]", VALUE),
     (GENERATE, {"lora_path": 3}, "lora_path", TYPE),
     (GENERATE, {"lora_path": ["x", "y"]}, "lora_path", VALUE),
     (GENERATE, {"lora_id": "x"}, "lora_id", UNSUPPORTED),

@@ -27,8 +27,8 @@ from wsgi_router.local_worker.grammar import (
 )
 
 _BLANK = re.compile(r"(?:\s|#[^\n]*)*")
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*|[0-9][A-Za-z0-9_-]*")
-_HEAD = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.-]*)(?:\s|#[^\n]*)*::=")
+_NAME = re.compile(r"[A-Za-z_-][A-Za-z0-9_.-]*|[0-9][A-Za-z0-9_-]*")
+_HEAD = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)(?:\s|#[^\n]*)*::=")
 _REPEAT = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}

@@ -22,6 +22,8 @@ from wsgi_router.schema.prompts import (
 from wsgi_router.schema.sampling import MAX_INT32, Int64, Sampling, TokenCountOrNone, check_sampling
 
 MAX_TOP_LOGPROBS: Final = 20
+Rid = Annotated[str, Meta(max_length=1024)]
+"""Each event of an answer repeats it."""
 SAMPLING_PARAMS: Final = "SamplingParams"
 """Name of their schema; they are read apart from the request."""
 _NO_PROMPT: Final = "Either text, input_ids or input_embeds should be provided."
@@ -59,7 +61,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     logprob_start_len: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
     top_logprobs_num: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     return_text_in_logprobs: bool | None = None
-    rid: str | list[str] | None = None
+    rid: Rid | list[Rid] | None = None
     lora_path: str | list[str | None] | None = None
     user: str | None = None
 
