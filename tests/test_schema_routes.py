@@ -123,6 +123,8 @@ REFUSED: list[tuple[Parse, dict[str, Any], str, str]] = [
     (COMPLETION, {"max_tokens": 3, "min_tokens": 4}, "min_tokens", VALUE),
     (COMPLETION, {"temperature": 2.1}, "temperature", VALUE),
     (COMPLETION, {"stop": ["x"] * 17}, "stop", VALUE),
+    (COMPLETION, {"stop": "x" * 4097}, "stop", VALUE),
+    (GENERATE, {"sampling_params": {"stop": ["é" * 4096, "é" * 4097]}}, "sampling_params.stop[1]", VALUE),
     (COMPLETION, {"stream_options": {}}, "stream_options", VALUE),
     (COMPLETION, {"regex": "a", "ebnf": "b"}, "ebnf", VALUE),
     (COMPLETION, {"response_format": {"type": "yaml"}}, "response_format.type", VALUE),

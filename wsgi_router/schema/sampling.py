@@ -25,6 +25,8 @@ TokenCountOrNone = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_TOKEN_ID)]
 NonEmpty = Annotated[str, Meta(min_length=1)]
+StopWord = Annotated[str, Meta(min_length=1, max_length=4096)]
+"""Each byte of it is a state of the automaton that looks for all of a request's words at once."""
 LogitBias = Annotated[
     dict[str, float],
     Meta(
@@ -63,7 +65,7 @@ class Sampling(msgspec.Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
     logit_bias: LogitBias | None = None
     seed: Int64 | None = None
-    stop: NonEmpty | Annotated[list[NonEmpty], Meta(max_length=MAX_STOP)] | None = None
+    stop: StopWord | Annotated[list[StopWord], Meta(max_length=MAX_STOP)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
