@@ -283,6 +283,35 @@ def test_models_are_grouped_by_name() -> None:
         pool.select("nothing")
 
 
+class Copied(str):
+    """Counts the characters that are taken out of it."""
+
+    __slots__ = ("count",)
+    count: int
+
+    def __getitem__(self, key: Any) -> str:
+        piece = super().__getitem__(key)
+        self.count += len(piece)
+        return piece
+
+
+def test_a_name_full_of_colons_is_not_copied_for_each() -> None:
+    """It may be as long as a request: 57 MB of them once held up a process for 43 s."""
+    transport = FakeTransport()
+    transport.infos = {A: info("m:x")}
+    pool = pool_of(transport, workers=(A,))
+    wait_until(lambda: up(pool) == [A])
+    name = Copied("a:" * 1_000_000)
+    name.count = 0
+    with pytest.raises(ModelNotFoundError):
+        pool.split_model(name)
+    assert name.count < len(name)
+    card, adapter = pool.split_model("m:x:" + ":y" * 1000)
+    assert (card.name, adapter) == ("m:x", ":y" * 1000)
+    with pytest.raises(ModelNotFoundError):
+        pool.split_model("m:x:")
+
+
 def test_a_request_for_text_that_names_no_model_gets_one_that_makes_text() -> None:
     transport = FakeTransport()
     transport.infos = {A: info("embedding"), B: info("m", is_generation=True)}

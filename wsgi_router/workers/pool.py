@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -169,14 +168,20 @@ class WorkerPool:
         if card is not None:
             return card
         self._take_cards(self.workers)
-        known = self._cards
-        if not known:
+        if not self._cards:
             raise NoWorkerError("No worker has answered yet.")
-        if name in known:
-            return known[name]
-        if any(worker.card is not None and worker.card.name == name for worker in self.workers):
-            return next(iter(known.values()))
-        raise ModelNotFoundError(name)
+        card = self._named_card(name)
+        if card is None:
+            raise ModelNotFoundError(name)
+        return card
+
+    def _named_card(self, name: str) -> ModelCard | None:
+        """The card of a served name, or of a name that a worker has for itself; None of others."""
+        known = self._cards
+        card = known.get(name)
+        if card is None and any(one.card is not None and one.card.name == name for one in self.workers):
+            return next(iter(known.values()), None)
+        return card
 
     def split_model(self, name: str) -> tuple[ModelCard, str]:
         """As `resolve_model`, with the adapter of a name such as "MODEL:ADAPTER", else ""."""
@@ -184,9 +189,10 @@ class WorkerPool:
             return self.resolve_model(name), ""
         except ModelNotFoundError:
             for colon in (index for index, char in enumerate(name[:_MODEL_CHARS]) if char == ":"):
-                with contextlib.suppress(ModelNotFoundError):
-                    if adapter := name[colon + 1 :]:
-                        return self.resolve_model(name[:colon]), adapter
+                card = self._named_card(name[:colon])
+                # Only now: a name may be as long as a request, and full of colons.
+                if card is not None and (adapter := name[colon + 1 :]):
+                    return card, adapter
             raise
 
     def default_model(self, *, generating: bool = False) -> ModelCard:
