@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def test_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert "vocab_size" in output
     assert "WSGI_ROUTER_WORKR" in output
     assert "secret" not in output
+
+
+def test_who_reads_may_have_enough() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    command = [sys.executable, "-m", "wsgi_router", "settings"]
+    done = subprocess.run(command, cwd=ROOT, stdout=theirs, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_a_bad_setting_is_one_line(

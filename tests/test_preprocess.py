@@ -142,9 +142,11 @@ def test_sampling_has_the_workers_names() -> None:
 @pytest.mark.parametrize("name", ["top_p", "repetition_penalty"])
 def test_what_is_not_zero_is_not_zero_on_the_wire(name: str) -> None:
     """The protocol has single precision."""
-    sent = struct.unpack("f", struct.pack("f", job(**{name: 1e-320})["sampling"][name]))[0]
+    fields: dict[str, Any] = {name: 1e-320}
+    sent = struct.unpack("f", struct.pack("f", job(**fields)["sampling"][name]))[0]
     assert 0 < sent < 1e-30
-    assert job(**{name: 0.1})["sampling"] == {name: 0.1}
+    fields = {name: 0.1}
+    assert job(**fields)["sampling"] == fields
 
 
 def test_arguments_of_calls_are_no_way_around_the_bound_of_values() -> None:

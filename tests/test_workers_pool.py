@@ -286,12 +286,12 @@ def test_models_are_grouped_by_name() -> None:
 class Copied(str):
     """Counts the characters that are taken out of it."""
 
-    __slots__ = ("count",)
-    count: int
+    __slots__ = ("copied",)
+    copied: int
 
     def __getitem__(self, key: Any) -> str:
         piece = super().__getitem__(key)
-        self.count += len(piece)
+        self.copied += len(piece)
         return piece
 
 
@@ -302,10 +302,10 @@ def test_a_name_full_of_colons_is_not_copied_for_each() -> None:
     pool = pool_of(transport, workers=(A,))
     wait_until(lambda: up(pool) == [A])
     name = Copied("a:" * 1_000_000)
-    name.count = 0
+    name.copied = 0
     with pytest.raises(ModelNotFoundError):
         pool.split_model(name)
-    assert name.count < len(name)
+    assert name.copied < len(name)
     card, adapter = pool.split_model("m:x:" + ":y" * 1000)
     assert (card.name, adapter) == ("m:x", ":y" * 1000)
     with pytest.raises(ModelNotFoundError):

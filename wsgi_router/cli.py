@@ -29,7 +29,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest and options.command != "serve":
         parser.error(f"unknown arguments: {' '.join(rest)}")
     try:
-        return _run(options, rest)
+        code = _run(options, rest)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # who reads has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the end
+        return 1
     except settings.SettingsError as error:
         print(f"wsgi-router: {error}", file=sys.stderr)
         return 1

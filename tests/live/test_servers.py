@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.live.script import TEXT
 from tests.live.test_chat import ask, stream

@@ -61,4 +61,6 @@ def generate_natively(
     asked = schema.parse_generate(body, settings.max_choices, settings.max_batch)
     rest_after(body)
     label = asked.label or ",".join(asked.names)
-    return generate(services, record, environ, asked, preprocess.prepare_generate, label=label, model=asked.model)
+    return generate(
+        services, record, environ, asked, preprocess.prepare_generate, label=label, model=asked.model
+    )
