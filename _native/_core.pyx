@@ -6,6 +6,7 @@ keeps it. What the classes do is said in ``wsgi_router/_core.pyi``.
 """
 
 import json
+from array import array
 
 import msgspec
 

@@ -44,7 +44,7 @@ cdef class Tokenizer:
         return memoryview(owned(ids)).cast("I").tolist()
 
     def decode(self, ids, bint skip_special_tokens=True):
-        cdef bytes packed = b"".join([int(token).to_bytes(4, "little") for token in ids])
+        cdef bytes packed = array("I", ids).tobytes()
         cdef const uint32_t *data = <const uint32_t *> PyBytes_AS_STRING(packed)
         cdef size_t count = PyBytes_GET_SIZE(packed) // 4
         cdef WrBytes text

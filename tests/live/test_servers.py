@@ -77,7 +77,10 @@ def test_two_routers_side_by_side(worker: Worker) -> None:
     ("environment", "named"),
     [
         ({"WSGI_ROUTER_POLICY": "fastest"}, "WSGI_ROUTER_POLICY"),
-        ({"WSGI_ROUTER_WORKERS_FILE": "/proc/none/workers.json"}, "WORKERS_FILE: /proc/none cannot be"),
+        (
+            {"WSGI_ROUTER_WORKERS_FILE": "/proc/none/workers.json", "WSGI_ROUTER_ADMIN_KEY": "k"},
+            "WORKERS_FILE: /proc/none cannot be",
+        ),
         ({"WSGI_ROUTER_BIND": f"unix:{__file__}"}, __file__),
         ({"WSGI_ROUTER_BIND": "unix:/proc/none/router.sock"}, "/proc/none/router.sock"),
         ({"PROMETHEUS_MULTIPROC_DIR": "/proc/none"}, "PROMETHEUS_MULTIPROC_DIR: /proc/none cannot be"),

@@ -85,13 +85,17 @@ def read(settings: Settings) -> Changes | None:
     """What WORKERS_FILE holds; None if there is no such setting. SettingsError, if it cannot be kept, too."""
     if not settings.workers_file:
         return None
-    folder = Path(settings.workers_file).parent
+    if settings.admin_key:  # else nobody can change it, and it may well be read-only
+        _check_folder(Path(settings.workers_file).parent)
+    return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
+
+
+def _check_folder(folder: Path) -> None:
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise SettingsError(f"WORKERS_FILE: {folder} cannot be written: {error.strerror}") from None
-    return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
 
 
 def share(board: Board, changes: Changes | None) -> None:
