@@ -58,7 +58,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router import peers
+    from wsgi_router import peers, preloading
     from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
@@ -67,8 +67,11 @@ def on_starting(server: Any) -> None:
     health.share(shared)
     peers.share(shared)
     reports.share()
+    if not server.cfg.reload:  # what is imported here is not imported anew
+        preloading.import_all(server.cfg.worker_class)
     try:
         _share(_settings)
+        _share_application(server, _settings)
     except settings.SettingsError as error:
         on_exit(server)
         sys.exit(f"wsgi-router: {error}")
@@ -93,6 +96,14 @@ def _share(fresh: settings.Settings) -> None:
     tokenizer_store.prune(fresh.tokenizer_cache, fresh.tokenizer_cache_mib)
     tls.share(fresh, credentials)
     settings.keep(fresh)
+
+
+def _share_application(server: Any, fresh: settings.Settings) -> None:
+    """Processes forked from now on need not make it, unless they serve another, or are to read the code anew."""
+    from wsgi_router import app
+
+    if server.app.app_uri == wsgi_app and not server.cfg.reload:
+        app.share(fresh)
 
 
 def _end_young_processes_at_once() -> None:
@@ -122,7 +133,9 @@ def _end_young_processes_at_once() -> None:
 def on_reload(server: Any) -> None:
     """The files may have changed. Where they cannot be used, the new processes have what the old ones had."""
     try:
-        _share(settings.load())
+        fresh = settings.load()
+        _share(fresh)
+        _share_application(server, fresh)
     except settings.SettingsError as error:
         server.log.error("wsgi-router: %s; the processes start anew with the settings they had", error)
 
