@@ -7,7 +7,9 @@ stays the original, so that to wait by it would hold up all streams (tests/test_
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import sys
 from importlib import metadata
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ _PATCHING: Final = (
     "_threading",
     "events",
     "local",
+    f"monkey._patch_thread_{'lt' if sys.version_info < (3, 13) else 'gte'}313",
     "os",
     "queue",
     "select",
@@ -28,7 +31,8 @@ _PATCHING: Final = (
     "threadpool",
     "time",
 )
-"""Modules of gevent that patching imports."""
+"""Modules of gevent that patching imports; other versions of it may have others."""
+_OURS: Final = ("wsgi_router.serving", "prometheus_client", "prometheus_client.multiprocess")
 _PLUGINS: Final = "gevent.plugins."
 
 
@@ -38,10 +42,11 @@ def import_all(worker_class: type[Any]) -> None:
 
     if issubclass(worker_class, AsyncWorker):
         # First: as Python ends, it empties modules in reverse, and locks are needed to the last.
-        for name in _PATCHING:
-            importlib.import_module(f"gevent.{name}")
+        for name in ("_threading_local", *(f"gevent.{name}" for name in _PATCHING)):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         look_for_plugins()
-    for name in ("wsgi_router.serving", "prometheus_client", "prometheus_client.multiprocess"):
+    for name in _OURS:
         importlib.import_module(name)
 
 
