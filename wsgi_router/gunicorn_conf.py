@@ -58,7 +58,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router import peers, preloading
+    from wsgi_router import native, peers, preloading
     from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
@@ -77,6 +77,7 @@ def on_starting(server: Any) -> None:
         sys.exit(f"wsgi-router: {error}")
     # What the processes have in common is looked through by none of them: that alone would copy its pages.
     gc.collect()
+    native.settle_heap()
     gc.freeze()
 
 

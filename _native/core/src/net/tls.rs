@@ -27,7 +27,8 @@ const NO_HTTP2: &str = "the worker does not offer HTTP/2 (ALPN h2)";
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Certificates that sign those of workers.
+    /// Certificates that sign those of workers; beside the JSON, as there are hundreds of KiB of them.
+    #[serde(skip)]
     pub roots: String,
     /// A worker's own certificate may be among the roots.
     pub pinned: bool,
@@ -125,8 +126,7 @@ fn configure(options: &Options) -> Result<ClientConfig> {
         None => builder.with_root_certificates(RootCertStore::empty()),
     };
     let mut config = if !options.certificate.is_empty() {
-        let chain =
-            certificates(&options.certificate).map_err(|error| refused("worker_cert_file", error))?;
+        let chain = certificates(&options.certificate).map_err(|error| refused("worker_cert_file", error))?;
         let key = PrivateKeyDer::from_pem_slice(options.key.as_bytes());
         let key = key.map_err(|error| refused("worker_key_file", error))?;
         let built = builder.with_client_auth_cert(chain, key);
