@@ -3,12 +3,13 @@
 /// In bytes. Larger gaps have pages of their own, which the system has taken back.
 const LARGEST: usize = 1 << 20;
 const LEAST: usize = 16;
-/// So many blocks side by side lie in fresh memory, as no gap that is left has room for more than two.
-const ENOUGH: usize = 4;
+/// So many blocks side by side lie in fresh memory: no gap that is left has room for more than two, and an
+/// allocator keeps no more than a handful of freed neighbours apart.
+const ENOUGH: usize = 16;
 const MOST_BLOCKS: usize = 100_000;
 
 /// Fills the gaps between what is allocated, for good: whatever a forked process put there would cost it a copy
-/// of the whole page. Returns how many bytes it took.
+/// of the whole page. Returns how many bytes of gaps were filled.
 pub fn fill() -> usize {
     let mut size = LARGEST;
     let mut taken = 0;
@@ -23,7 +24,7 @@ fn fill_gaps_of(size: usize) -> usize {
     let (mut last, mut in_a_row) = (0, 0);
     for blocks in 0..MOST_BLOCKS {
         if in_a_row == ENOUGH {
-            return blocks;
+            return blocks - ENOUGH - 1;
         }
         let address = Vec::<u8>::with_capacity(size).leak().as_ptr().addr();
         // An allocator's header lies between them; or the rest of a page, where the system gave each of its own.
