@@ -1,5 +1,5 @@
-"""What gunicorn's master imports for all processes: nothing is left to import after the fork, and nothing that
-was imported before gevent patched waits by the original names."""
+"""What gunicorn's master imports for all processes: nothing is left to import after the fork, and nothing
+that was imported before gevent patched waits by the original names."""
 
 from __future__ import annotations
 
@@ -46,7 +46,13 @@ def test_nothing_is_left_to_import_after_the_fork(worker_class: str, tmp_path: P
     }
     command = [sys.executable, "-m", "gunicorn", "-c", str(hooks), "-k", worker_class]
     ended = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=ROOT,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     lines = [line for line in ended.stdout.splitlines() if line.startswith("TOLD ")]
     assert lines, ended.stderr
@@ -75,7 +81,17 @@ for module in tuple(sys.modules.values()):
         found += [f"{name}.{key}" for key, value in vars(module).items() if id(value) in originals]
 json.dump(sorted(found), sys.stdout)
 """
-_STANDARD = {"_posixsubprocess", "_queue", "_signal", "_socket", "_thread", "posix", "ssl", "subprocess", "threading"}
+_STANDARD = {
+    "_posixsubprocess",
+    "_queue",
+    "_signal",
+    "_socket",
+    "_thread",
+    "posix",
+    "ssl",
+    "subprocess",
+    "threading",
+}
 """Modules that the patched ones are made of."""
 _BRIEF = {
     "click.globals.local",  # of the command line

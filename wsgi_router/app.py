@@ -130,7 +130,7 @@ _shared: list[Flask] = []
 
 
 def share(configured: settings.Settings) -> None:
-    """Processes forked from now on have an application with these settings, made here. Raises SettingsError."""
+    """Processes forked from now on have one application, with these settings. Raises SettingsError."""
     made = create_app(configured)
     for old in _shared:
         forget(services_of(old))

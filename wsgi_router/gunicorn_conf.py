@@ -100,7 +100,7 @@ def _share(fresh: settings.Settings) -> None:
 
 
 def _share_application(server: Any, fresh: settings.Settings) -> None:
-    """Processes forked from now on need not make it, unless they serve another, or are to read the code anew."""
+    """Processes forked from now on need not make it, unless they serve another or read the code anew."""
     from wsgi_router import app
 
     if server.app.app_uri == wsgi_app and not server.cfg.reload:
