@@ -42,7 +42,7 @@ graceful_timeout = 300
 # Idle connections hold up a drain for so long; a proxy's own idle time should be shorter.
 keepalive = 15
 
-# Channels, threads and hubs do not survive a fork; and patching must come before everything else.
+# Channels, threads and hubs do not survive a fork. What does is made before it, by on_starting.
 preload_app = False
 # gevent would note for each greenlet who has started it, for its debugger: half a KiB a connection.
 os.environ.setdefault("GEVENT_TRACK_GREENLET_TREE", "0")
