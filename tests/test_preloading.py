@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import free_port
+from wsgi_router import app
+from wsgi_router.api import services
+from wsgi_router.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -136,3 +139,18 @@ assert not read, read
 
 def test_plugins_of_gevent_are_looked_for_once() -> None:
     subprocess.run([sys.executable, "-c", _PLUGINS], cwd=ROOT, timeout=120, check=True)
+
+
+def test_after_a_reload_the_new_application_alone_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "_shared", [])
+    started: list[services.Services] = []
+    monkeypatch.setattr(services.Services, "start", lambda its: started.append(its))
+    app.share(Settings(workers=("grpc://127.0.0.1:1",)))
+    old = app.application()
+    assert app.application() is old
+    app.share(Settings(workers=("grpc://127.0.0.1:2",)))
+    new = app.application()
+    services.start_all()
+    assert app.services(new) in started
+    assert app.services(old) not in started
+    services.forget(app.services(new))
