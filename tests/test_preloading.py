@@ -70,7 +70,10 @@ import json, sys, types
 from gunicorn.workers.ggevent import GeventWorker
 from wsgi_router import preloading
 preloading.import_all(GeventWorker)
-from gevent import monkey
+import threading
+from gevent import _hub_local, monkey
+assert _hub_local.get_hub_if_exists() is None and threading.active_count() == 1
+assert not monkey.is_module_patched("threading")
 monkey.patch_all()
 from gevent.monkey._state import saved
 originals = {
