@@ -17,6 +17,8 @@ ROOT = Path(__file__).parent.resolve()
 NATIVE = ROOT / "_native"
 PROTO = ROOT / "proto"
 INCLUDED = (".pxi", ".pxd", ".h")
+# All of the core would be visible, and so kept: a third of it is never called.
+LINK_ARGS = ["-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"] if sys.platform == "linux" else []
 TARGET_FOLDERS = {"release": "release", "dev": "debug"}
 
 
@@ -91,6 +93,7 @@ setup(
                 str(path.relative_to(ROOT)) for path in NATIVE.iterdir() if path.suffix in INCLUDED
             ),
             libraries=["dl", "pthread", "m"],
+            extra_link_args=LINK_ARGS,
         )
     ],
     cmdclass={"build_py": BuildPy, "build_ext": BuildExt},

@@ -90,6 +90,10 @@ def live_handles():
     return facts()["live_handles"]
 
 
+def settle_heap():
+    wr_settle_heap()
+
+
 def json_work(bytes body not None):
     cdef const uint8_t *data = data_of(body)
     cdef size_t size = PyBytes_GET_SIZE(body)

@@ -60,13 +60,15 @@ cdef class Net:
     cdef WrNet *closing  # closed while other threads were inside of it; the last of them frees it
     cdef unsigned int inside
 
-    def __cinit__(self, bytes options not None):
+    def __cinit__(self, bytes options not None, bytes roots not None=b""):
         cdef const uint8_t *data = data_of(options)
         cdef size_t size = PyBytes_GET_SIZE(options)
+        cdef const uint8_t *pem = data_of(roots)
+        cdef size_t pem_size = PyBytes_GET_SIZE(roots)
         cdef WrError err
         cdef int32_t code
         with nogil:
-            code = wr_net_new(data, size, &self.handle, &err)
+            code = wr_net_new(data, size, pem, pem_size, &self.handle, &err)
         check(code, &err)
         self.pid = getpid()
         self.sinks = {}

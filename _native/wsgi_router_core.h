@@ -9,7 +9,7 @@
 #include <stdlib.h>
 
 // Goes up with every change of the ABI's functions or structs; the extension checks it on import.
-#define WR_ABI_VERSION 7
+#define WR_ABI_VERSION 8
 
 // Headers of a plain head at most.
 #define MOST_HEADERS 64
@@ -211,6 +211,9 @@ typedef struct WrFollowed {
 // `out` points to room for a `WrBytes`.
 void wr_facts(struct WrBytes *out);
 
+// Makes the heap ready for forks: what is free goes back to the system, or is never used again.
+void wr_settle_heap(void);
+
 // How much work it is to decode a JSON text, see `body::work`.
 //
 // # Safety
@@ -360,12 +363,15 @@ int32_t wr_first_failure(const uint8_t *message, size_t message_len, struct WrBy
 // See the module's conventions.
 int32_t wr_plain_head(const uint8_t *data, size_t len, struct WrBounds bounds, struct WrHead *out);
 
-// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
+// Starts the transport's thread. `options` is the JSON object that `net::Options` describes, but for the roots of
+// TLS: those are PEM. Made after a fork.
 //
 // # Safety
 // See the module's conventions.
 int32_t wr_net_new(const uint8_t *options,
                    size_t options_len,
+                   const uint8_t *roots,
+                   size_t roots_len,
                    struct WrNet **out,
                    struct WrError *err);
 

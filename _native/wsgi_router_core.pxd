@@ -112,6 +112,7 @@ cdef extern from "wsgi_router_core.h" nogil:
         pass
 
     void wr_facts(WrBytes *out)
+    void wr_settle_heap()
     uint64_t wr_json_work(const uint8_t *data, size_t len)
     int32_t wr_plain_head(const uint8_t *data, size_t len, WrBounds bounds, WrHead *out)
     void wr_bytes_free(WrBytes bytes)
@@ -139,7 +140,8 @@ cdef extern from "wsgi_router_core.h" nogil:
     int32_t wr_stream_report(WrStream *handle, uint32_t kind, WrBytes *out, WrError *err)
     void wr_stream_free(WrStream *handle)
     int32_t wr_first_failure(const uint8_t *message, size_t message_len, WrBytes *out)
-    int32_t wr_net_new(const uint8_t *options, size_t options_len, WrNet **out, WrError *err)
+    int32_t wr_net_new(const uint8_t *options, size_t options_len, const uint8_t *roots, size_t roots_len,
+                       WrNet **out, WrError *err)
     int32_t wr_net_fd(const WrNet *handle)
     void wr_net_events(WrNet *handle, const WrEvent **out, size_t *count)
     int32_t wr_net_generate(WrNet *handle, const uint8_t *address, size_t address_len, const uint8_t *request,

@@ -31,6 +31,9 @@ def abi_version() -> int: ...
 def live_handles() -> dict[str, int]:
     """Handles alive in this process: ``tokenizers``, ``prepared``, ``streams``, ``followers`` …"""
 
+def settle_heap() -> None:
+    """Makes the heap ready for forks: what is free goes back to the system, or is never used again."""
+
 def json_work(body: bytes) -> int:
     """How much work it is to decode a JSON text: its values and escapes, weighted. Takes any bytes."""
 
@@ -206,10 +209,10 @@ class UnarySink(Protocol):
 class Net:
     """Calls to workers over HTTP/2, in a thread of its own; to be made after the fork.
 
-    ``options``: JSON, see ``net::Options``. URLs are grpc://HOST:PORT or grpcs://HOST:PORT.
+    ``options``: JSON, see ``net::Options``; ``roots``: PEM, for TLS. URLs are grpc://HOST:PORT or grpcs://HOST:PORT.
     """
 
-    def __init__(self, options: bytes) -> None: ...
+    def __init__(self, options: bytes, roots: bytes = b"") -> None: ...
     def fileno(self) -> int:
         """Readable when ``deliver`` has something to do."""
 

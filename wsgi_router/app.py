@@ -17,7 +17,7 @@ from flask import Flask, Response, g, request, signals
 from wsgi_router import api, auth, native, observability, settings
 from wsgi_router.api.answers import install_error_handlers
 from wsgi_router.api.generation import Handler, handler_of
-from wsgi_router.api.services import MakeTransport, Services, attach, current, services_of
+from wsgi_router.api.services import MakeTransport, Services, attach, current, forget, services_of
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -124,6 +124,22 @@ def create_app(
     if configured.public() and not configured.api_keys:
         _LOG.warning("listening on %s without API keys: set WSGI_ROUTER_API_KEYS", configured.bind)
     return app
+
+
+_shared: list[Flask] = []
+
+
+def share(configured: settings.Settings) -> None:
+    """Processes forked from now on have one application, with these settings. Raises SettingsError."""
+    made = create_app(configured)
+    for old in _shared:
+        forget(services_of(old))
+    _shared[:] = [made]
+
+
+def application() -> Flask:
+    """The one that is shared, or else a new one. Raises SettingsError."""
+    return _shared[0] if _shared else create_app()
 
 
 def services(app: Flask) -> Services:

@@ -43,7 +43,7 @@ graceful_timeout = 300
 # Idle connections hold up a drain for so long; a proxy's own idle time should be shorter.
 keepalive = 15
 
-# Channels, threads and hubs do not survive a fork; and patching must come before everything else.
+# Channels, threads and hubs do not survive a fork. What does is made before it, by on_starting.
 preload_app = False
 # gevent would note for each greenlet who has started it, for its debugger: half a KiB a connection.
 os.environ.setdefault("GEVENT_TRACK_GREENLET_TREE", "0")
@@ -59,7 +59,7 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 def on_starting(server: Any) -> None:
     """Before the first fork: makes what the processes share."""
-    from wsgi_router import peers
+    from wsgi_router import native, peers, preloading
     from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
@@ -72,11 +72,15 @@ def on_starting(server: Any) -> None:
         health.share(shared)
         peers.share(shared)
         reports.share()
+        if not server.cfg.reload:  # what is imported here is not imported anew
+            preloading.import_all(server.cfg.worker_class)
         _share(_settings)
+        _share_application(server, _settings)
     except (settings.SettingsError, OSError) as error:
         sys.exit(f"wsgi-router: {error}")
     # What the processes have in common is looked through by none of them: that alone would copy its pages.
     gc.collect()
+    native.settle_heap()
     gc.freeze()
 
 
@@ -103,6 +107,14 @@ def _share(fresh: settings.Settings) -> None:
     tokenizer_store.prune(fresh.tokenizer_cache, fresh.tokenizer_cache_mib)
     tls.share(fresh, credentials)
     settings.keep(fresh)
+
+
+def _share_application(server: Any, fresh: settings.Settings) -> None:
+    """Processes forked from now on need not make it, unless they serve another or read the code anew."""
+    from wsgi_router import app
+
+    if server.app.app_uri == wsgi_app and not server.cfg.reload:
+        app.share(fresh)
 
 
 def _end_young_processes_at_once() -> None:
@@ -132,7 +144,9 @@ def _end_young_processes_at_once() -> None:
 def on_reload(server: Any) -> None:
     """The files may have changed. Where they cannot be used, the new processes have what the old ones had."""
     try:
-        _share(settings.load())
+        fresh = settings.load()
+        _share(fresh)
+        _share_application(server, fresh)
     except settings.SettingsError as error:
         server.log.error("wsgi-router: %s; the processes start anew with the settings they had", error)
 

@@ -35,6 +35,7 @@ from wsgi_router._core import (
     header_lines,
     live_handles,
     plain_head,
+    settle_heap,
 )
 from wsgi_router.errors import (
     ContextLengthError,
@@ -80,6 +81,7 @@ __all__ = [
     "prepare",
     "read_tokenizers",
     "router_error",
+    "settle_heap",
     "share_prefix_table",
     "share_tokenizers",
 ]

@@ -187,7 +187,6 @@ class _Gathered(_Unary):
 
 def _tls_options(credentials: tls.Credentials) -> dict[str, object]:
     return {
-        "roots": credentials.roots.decode("utf-8", "replace"),
         "pinned": credentials.private,
         "certificate": credentials.certificate.decode("utf-8", "replace"),
         "key": credentials.key.decode("utf-8", "replace"),
@@ -195,10 +194,10 @@ def _tls_options(credentials: tls.Credentials) -> dict[str, object]:
     }
 
 
-def _new_net(options: dict[str, object]) -> native.Net:
+def _new_net(options: dict[str, object], roots: bytes) -> native.Net:
     """Raises SettingsError for certificates that the core cannot use, though OpenSSL can."""
     try:
-        return native.Net(msgspec.json.encode(options))
+        return native.Net(msgspec.json.encode(options), roots)
     except native.NativeError as error:
         if error.param:
             raise SettingsError(f"{error.param.upper()}: {' '.join(error.message.split())}") from None
@@ -224,13 +223,14 @@ class NativeTransport:
 
     def __init__(self, settings: Settings) -> None:
         runtime.init_process(0)
+        credentials = tls.load(settings)
         options = {
             "keepalive_time_ms": int(settings.keepalive_time * 1000),
             "keepalive_timeout_ms": int(settings.keepalive_timeout * 1000),
             "queue_size": settings.queue_size,
-            "tls": _tls_options(tls.load(settings)),
+            "tls": _tls_options(credentials),
         }
-        self._net = _new_net(options)
+        self._net = _new_net(options, credentials.roots)
         self._unwatch = watch_readable(self._net.fileno(), self._net.deliver)
         self._abort_timeout = settings.abort_timeout
         self._unary_slots = Slots(_UNARY_AT_ONCE)

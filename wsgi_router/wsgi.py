@@ -1,5 +1,5 @@
 """`wsgi_router.wsgi:application` for WSGI servers."""
 
-from wsgi_router.app import create_app
+from wsgi_router import app
 
-application = create_app()
+application = app.application()

@@ -164,6 +164,11 @@ def close_all() -> None:
         services.close()
 
 
+def forget(services: Services) -> None:
+    """Its app serves nobody: these are not started with the others any more."""
+    _ALL.discard(services)
+
+
 def attach(app: Any, services: Services) -> None:
     """Makes `services` those of `app`."""
     app.extensions[_KEY] = services

@@ -25,11 +25,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::body;
 use crate::error::{Code, Error, Result};
+use crate::heap;
 use crate::net::answer::panicked;
 use crate::stream;
 
 /// Goes up with every change of the ABI's functions or structs; the extension checks it on import.
-pub const WR_ABI_VERSION: u32 = 7;
+pub const WR_ABI_VERSION: u32 = 8;
 
 /// Bytes that the core made. Owned ones (`cap` > 0) are freed by `wr_bytes_free`; borrowed ones (`cap` 0) live
 /// until the next call on the handle they came from.
@@ -151,6 +152,20 @@ pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
         "itl_bounds": stream::ITL_BOUNDS,
     });
     let _ = unsafe { give(out, WrBytes::owned(facts.to_string().into_bytes())) };
+}
+
+/// Makes the heap ready for forks: what is free goes back to the system, or is never used again.
+#[unsafe(no_mangle)]
+pub extern "C" fn wr_settle_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    {
+        unsafe extern "C" {
+            fn malloc_trim(pad: usize) -> i32;
+        }
+        // SAFETY: it takes a number, and may be called at any time.
+        unsafe { malloc_trim(0) };
+    }
+    heap::fill();
 }
 
 /// How much work it is to decode a JSON text, see `body::work`.

@@ -13,12 +13,14 @@
 //! - [`tokenizer`]: text ↔ token ids, incremental decoding by bytes.
 //! - [`wire`]: the worker's protobuf messages that the core reads and writes.
 //! - `integers`: integers beyond 64 bits, kept whole.
+//! - [`heap`]: made ready for a fork.
 //! - [`error`]: what can go wrong and whose fault it is.
 
 #![deny(unsafe_code)]
 
 pub mod body;
 pub mod error;
+pub mod heap;
 pub mod http1;
 mod integers;
 pub mod net;

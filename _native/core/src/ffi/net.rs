@@ -101,7 +101,8 @@ unsafe fn net<'a>(handle: *const WrNet) -> Result<&'a WrNet> {
     unsafe { handle.as_ref() }.ok_or_else(|| null("net"))
 }
 
-/// Starts the transport's thread. `options` is the JSON object that `net::Options` describes. Made after a fork.
+/// Starts the transport's thread. `options` is the JSON object that `net::Options` describes, but for the roots of
+/// TLS: those are PEM. Made after a fork.
 ///
 /// # Safety
 /// See the module's conventions.
@@ -109,11 +110,16 @@ unsafe fn net<'a>(handle: *const WrNet) -> Result<&'a WrNet> {
 pub unsafe extern "C" fn wr_net_new(
     options: *const u8,
     options_len: usize,
+    roots: *const u8,
+    roots_len: usize,
     out: *mut *mut WrNet,
     err: *mut WrError,
 ) -> i32 {
     guard(err, || {
-        let options = Options::from_json(unsafe { input(options, options_len) })?;
+        let mut options = Options::from_json(unsafe { input(options, options_len) })?;
+        if let Some(tls) = &mut options.tls {
+            tls.roots = String::from_utf8_lossy(unsafe { input(roots, roots_len) }).into_owned();
+        }
         let net = WrNet { net: Net::new(options)?, told: Mutex::default() };
         unsafe { give_handle(out, net, &LIVE_NETS) }
     })
@@ -331,7 +337,7 @@ mod tests {
         let mut call = std::ptr::null_mut();
         let stream = stream();
         unsafe {
-            assert_eq!(wr_net_new(b"{}".as_ptr(), 2, &mut handle, &mut blank()), 0);
+            assert_eq!(wr_net_new(b"{}".as_ptr(), 2, std::ptr::null(), 0, &mut handle, &mut blank()), 0);
             assert!(wr_net_fd(handle) >= 0);
             let (at, len) = (gone.as_ptr(), gone.len());
             let request = b"request";
@@ -367,7 +373,14 @@ mod tests {
         let internal = Code::Internal as i32;
         unsafe {
             let options = br#"{"threads": 4}"#;
-            let code = wr_net_new(options.as_ptr(), options.len(), &mut handle, std::ptr::null_mut());
+            let code = wr_net_new(
+                options.as_ptr(),
+                options.len(),
+                std::ptr::null(),
+                0,
+                &mut handle,
+                std::ptr::null_mut(),
+            );
             assert_eq!(code, internal);
             let null = std::ptr::null_mut();
             let (at, len) = (b"h:1".as_ptr(), 3);

@@ -166,7 +166,7 @@ impl Net {
         let refused = |error: std::io::Error| {
             Error::new(Code::Load, format!("The native transport cannot start: {error}."))
         };
-        let tls = options.tls.take().map(|options| Tls::new(&options)).transpose()?.map(Arc::new);
+        let tls = options.tls.take().map(Tls::new).transpose()?.map(Arc::new);
         let events = Events::new().map_err(refused)?;
         let shared =
             Arc::new(Shared { options, tls, events, workers: Mutex::default(), starts: Starts::default() });

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use chrono::DateTime;
 use rustls::client::{ResolvesClientCert, Resumption};
@@ -27,7 +27,8 @@ const NO_HTTP2: &str = "the worker does not offer HTTP/2 (ALPN h2)";
 #[derive(Clone, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Options {
-    /// Certificates that sign those of workers.
+    /// Certificates that sign those of workers; beside the JSON, as there are hundreds of KiB of them.
+    #[serde(skip)]
     pub roots: String,
     /// A worker's own certificate may be among the roots.
     pub pinned: bool,
@@ -51,64 +52,49 @@ impl std::fmt::Debug for Options {
 
 /// How connections to workers are encrypted.
 pub struct Tls {
-    config: Arc<ClientConfig>,
-    /// In place of the host of a worker's URL.
-    name: Option<String>,
+    options: Options,
+    /// Made for the first worker that needs it: what the system trusts takes 2 MiB of each process.
+    config: OnceLock<Arc<ClientConfig>>,
 }
 
 impl Tls {
     /// Errors: `Load`, at the setting whose text cannot be used.
-    pub fn new(options: &Options) -> Result<Self> {
-        let provider = Arc::new(default_provider());
-        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| refused("", error))?;
-        let roots = certificates(&options.roots).map_err(|error| refused("worker_ca_file", error))?;
-        let mut store = RootCertStore::empty();
-        let (usable, _) = store.add_parsable_certificates(roots.iter().cloned());
-        if usable == 0 && options.pinned {
-            return Err(refused("worker_ca_file", "it holds no certificate that can be used"));
+    pub fn new(options: Options) -> Result<Self> {
+        let named = &options.server_name;
+        if !named.is_empty() {
+            server_name(named).ok_or_else(|| refused("worker_tls_server_name", "it is no host's name"))?;
         }
-        let pinned = if options.pinned { roots } else { Vec::new() };
-        let builder = match Verifier::new(store, pinned, provider) {
-            Some(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
-            None => builder.with_root_certificates(RootCertStore::empty()),
-        };
-        let mut config = if !options.certificate.is_empty() {
-            let chain =
-                certificates(&options.certificate).map_err(|error| refused("worker_cert_file", error))?;
-            let key = PrivateKeyDer::from_pem_slice(options.key.as_bytes());
-            let key = key.map_err(|error| refused("worker_key_file", error))?;
-            let built = builder.with_client_auth_cert(chain, key);
-            built.map_err(|error| refused("worker_key_file", error))?
-        } else {
-            builder.with_no_client_auth()
-        };
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // Connections are few and long; each proves anew who is there.
-        config.resumption = Resumption::disabled();
-        let name = Some(options.server_name.clone()).filter(|name| !name.is_empty());
-        if let Some(name) = &name {
-            server_name(name).ok_or_else(|| refused("worker_tls_server_name", "it is no host's name"))?;
+        let of_settings = options.pinned || !options.certificate.is_empty();
+        let tls = Self { options, config: OnceLock::new() };
+        if of_settings {
+            tls.config()?;
         }
-        Ok(Self { config: Arc::new(config), name })
+        Ok(tls)
+    }
+
+    fn config(&self) -> Result<&Arc<ClientConfig>> {
+        if let Some(config) = self.config.get() {
+            return Ok(config);
+        }
+        let config = Arc::new(configure(&self.options)?);
+        Ok(self.config.get_or_init(|| config))
     }
 
     /// The name that a worker at `host` has to prove.
     pub fn name<'a>(&'a self, host: &'a str) -> &'a str {
-        self.name.as_deref().unwrap_or(host)
+        if self.renames() { &self.options.server_name } else { host }
     }
 
-    /// Whether `name` is given in place of workers' hosts.
+    /// Whether a name is given in place of workers' hosts.
     pub fn renames(&self) -> bool {
-        self.name.is_some()
+        !self.options.server_name.is_empty()
     }
 
     /// Makes a connection an encrypted one, to the worker that bears `name`. Errors: words.
     pub async fn encrypt(&self, socket: TcpStream, name: &str) -> std::result::Result<(Io, Doubt), String> {
         let expected = server_name(name).ok_or_else(|| format!("{name:?} is no host's name"))?;
-        let passport = Arc::new(Passport::new(Arc::clone(&self.config.client_auth_cert_resolver)));
-        let mut config = ClientConfig::clone(&self.config);
+        let mut config = ClientConfig::clone(self.config().map_err(|error| error.message)?);
+        let passport = Arc::new(Passport::new(Arc::clone(&config.client_auth_cert_resolver)));
         config.client_auth_cert_resolver = Arc::clone(&passport) as Arc<dyn ResolvesClientCert>;
         let stream = TlsConnector::from(Arc::new(config)).connect(expected, socket).await;
         let doubt = passport.doubt();
@@ -121,6 +107,37 @@ impl Tls {
         }
         Ok((Io::Tls(Box::new(stream)), doubt))
     }
+}
+
+fn configure(options: &Options) -> Result<ClientConfig> {
+    let provider = Arc::new(default_provider());
+    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| refused("", error))?;
+    let roots = certificates(&options.roots).map_err(|error| refused("worker_ca_file", error))?;
+    let mut store = RootCertStore::empty();
+    let (usable, _) = store.add_parsable_certificates(roots.iter().cloned());
+    if usable == 0 && options.pinned {
+        return Err(refused("worker_ca_file", "it holds no certificate that can be used"));
+    }
+    let pinned = if options.pinned { roots } else { Vec::new() };
+    let builder = match Verifier::new(store, pinned, provider) {
+        Some(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
+        None => builder.with_root_certificates(RootCertStore::empty()),
+    };
+    let mut config = if !options.certificate.is_empty() {
+        let chain = certificates(&options.certificate).map_err(|error| refused("worker_cert_file", error))?;
+        let key = PrivateKeyDer::from_pem_slice(options.key.as_bytes());
+        let key = key.map_err(|error| refused("worker_key_file", error))?;
+        let built = builder.with_client_auth_cert(chain, key);
+        built.map_err(|error| refused("worker_key_file", error))?
+    } else {
+        builder.with_no_client_auth()
+    };
+    config.alpn_protocols = vec![PROTOCOL.to_vec()];
+    // Connections are few and long; each proves anew who is there.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 /// What may be the reason when a worker leaves without a word, or with few.
@@ -270,19 +287,20 @@ mod tests {
     use crate::net::trust::tests::PEM;
 
     fn error_of(options: Options) -> (String, String) {
-        let error = Tls::new(&options).err().unwrap();
+        let error = Tls::new(options).err().unwrap();
         assert_eq!(error.code, Code::Load);
         (error.param, error.message)
     }
 
     #[test]
     fn what_cannot_be_used_is_told_at_its_setting() {
-        assert!(Tls::new(&Options::default()).is_ok());
+        assert!(Tls::new(Options::default()).is_ok());
         let roots = PEM.replace("MII", "AAA");
         assert_eq!(error_of(Options { roots, pinned: true, ..Options::default() }).0, "worker_ca_file");
         assert_eq!(error_of(Options { pinned: true, ..Options::default() }).0, "worker_ca_file");
         let broken = "-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n";
-        assert_eq!(error_of(Options { roots: broken.to_owned(), ..Options::default() }).0, "worker_ca_file");
+        let roots = broken.to_owned();
+        assert_eq!(error_of(Options { roots, pinned: true, ..Options::default() }).0, "worker_ca_file");
         let certificate = PEM.to_owned();
         assert_eq!(error_of(Options { certificate, ..Options::default() }).0, "worker_key_file");
         let server_name = "a name".to_owned();
@@ -292,7 +310,18 @@ mod tests {
     #[test]
     fn broken_certificates_of_the_system_are_passed_over() {
         let roots = format!("{}{PEM}", PEM.replace("MII", "AAA"));
-        assert!(Tls::new(&Options { roots, ..Options::default() }).is_ok());
+        let tls = Tls::new(Options { roots, ..Options::default() }).unwrap();
+        assert!(tls.config().is_ok());
+    }
+
+    #[test]
+    fn what_the_system_trusts_is_read_when_it_is_needed() {
+        let of = |pinned| Tls::new(Options { roots: PEM.to_owned(), pinned, ..Options::default() }).unwrap();
+        assert!(of(false).config.get().is_none());
+        assert!(of(true).config.get().is_some());
+        let broken = "-----BEGIN CERTIFICATE-----\n*\n-----END CERTIFICATE-----\n".to_owned();
+        let tls = Tls::new(Options { roots: broken, ..Options::default() }).unwrap();
+        assert_eq!(tls.config().unwrap_err().param, "worker_ca_file");
     }
 
     #[test]
