@@ -16,8 +16,8 @@ from wsgi_router.workers.worker import Lease, Worker
 _LITTLE: Final = 1e-9
 """Where any difference of loads is too much."""
 _DEAR: Final = 8
-"""To compute what another worker has cached costs so many times the time it takes: it is stored there, too, and
-what it drops is computed anew. With 2 workers take each other's prefixes; from 4 to 16 differ little.
+"""To compute what another worker has cached costs so many times the time it takes: it is stored there, too,
+and what it drops is computed anew. With 2 workers take each other's prefixes; from 4 to 16 differ little.
 """
 
 
