@@ -4,6 +4,7 @@
 """
 
 import argparse
+import functools
 import heapq
 import json
 import math
@@ -61,8 +62,8 @@ def words(rng: random.Random, count: int) -> str:
     return " ".join(rng.choices(WORDS, k=count))
 
 
-def multi_turn(size: float) -> Workload:
-    rng = random.Random(1)
+def multi_turn(size: float, seed: int = 1) -> Workload:
+    rng = random.Random(seed)
     system = words(rng, 40)
     chains = tuple(
         (f"session-{number}", system, tuple(words(rng, rng.randint(60, 180)) for _ in range(6)))
@@ -72,8 +73,8 @@ def multi_turn(size: float) -> Workload:
     return Workload("multi-turn", what, 24, chains)
 
 
-def shared_prefix(size: float) -> Workload:
-    rng = random.Random(2)
+def shared_prefix(size: float, seed: int = 2) -> Workload:
+    rng = random.Random(seed)
     prefixes = [words(rng, rng.randint(500, 1500)) for _ in range(80)]
     weights = [1 / (rank + 3) for rank in range(len(prefixes))]
     chains = tuple(
@@ -232,6 +233,18 @@ class Bests:
     lru: float
 
 
+@functools.cache
+def tokenizer() -> native.Tokenizer:
+    return native.Tokenizer(str(assets.model()))
+
+
+def ids_of(messages: list[dict[str, str]]) -> tuple[list[int], list[int]]:
+    """A prompt's token ids, and with those of the answer, which is in the cache, too."""
+    job = {"messages": messages, "add_generation_prompt": True}
+    prompt = tokenizer().prepare(json.dumps(job).encode()).token_ids()
+    return prompt, [*prompt, *tokenizer().encode(ANSWER)]
+
+
 def chain_of(ids: Sequence[int]) -> list[int]:
     chain, parent = [], 0
     for end in range(BLOCK, len(ids) + 1, BLOCK):
@@ -242,14 +255,11 @@ def chain_of(ids: Sequence[int]) -> list[int]:
 
 def best(asked: Sequence[tuple[str, list[dict[str, str]]]], kv_tokens: int) -> Bests:
     """Hit rates to judge by, of what was asked, in that order; see `Bests`."""
-    tokenizer = native.Tokenizer(str(assets.model()))
     chains, limits, tokens = [], [], 0
     lru = BlockCache(WORKERS * kv_tokens, BLOCK, 0, lambda events: None, keep=True)
     for _, messages in asked:
-        job = {"messages": messages, "add_generation_prompt": True}
-        prompt = tokenizer.prepare(json.dumps(job).encode()).token_ids()
-        whole = [*prompt, *tokenizer.encode(ANSWER)]
-        # The answer is in the cache, too; a prompt's last token is always computed.
+        prompt, whole = ids_of(messages)
+        # A prompt's last token is always computed.
         chains.append(chain_of(whole))
         limits.append((len(prompt) - 1) // BLOCK)
         tokens += len(prompt)
