@@ -15,9 +15,10 @@ from wsgi_router.workers.worker import Lease, Worker
 
 _LITTLE: Final = 1e-9
 """Where any difference of loads is too much."""
-_DEAR: Final = 8
+_DEAR: Final = 12
 """To compute what another worker has cached costs so many times the time it takes: it is stored there, too,
-and what it drops is computed anew. With 2 workers take each other's prefixes; from 4 to 16 differ little.
+and what it drops is computed anew. With 2 workers take each other's prefixes, with 8 the second turns of
+conversations move now and then; from 8 to 16 differ little else (bench/prefix_model.py).
 """
 
 
@@ -26,7 +27,7 @@ class CacheAware(Policy):
 
     Each request that it has more than the least loaded one costs an equal part of a prompt. With
     BALANCE_ABS_THRESHOLD more, and BALANCE_REL_THRESHOLD times as many, that is a whole one, which nothing
-    outweighs. What it is to compute before (`Worker.queued`) costs as well: eight times the prompt's own
+    outweighs. What it is to compute before (`Worker.queued`) costs as well: twelve times the prompt's own
     blocks, more than elsewhere, are a whole one, too. So a conversation stays where it is while loads differ
     as they always do, who is overloaded loses no more than it must, and what nobody has goes where it is
     computed soonest. What several workers have counts for each as much less: it is asked for by many, and
