@@ -88,6 +88,25 @@ def test_the_cache_keeps_its_books(requests: list[tuple[list[int], int, bool]]) 
     assert not mirror.blocks
 
 
+def test_a_prompt_that_waited_finds_what_was_computed_meanwhile() -> None:
+    cache = BlockCache(CAPACITY, SIZE, seed=0, publish=lambda events: None, keep=True)
+    first, second, third = (list(range(size)) for size in (10, 12, 12))
+    leases = [cache.lease(ids, len(ids) + 1, len(ids)) for ids in (first, second, third)]
+    one, two, three = (lease for lease in leases if lease is not None)
+    assert (two.cached_tokens, cache.used) == (0, 37)
+    cache.store(one, first)
+    cache.extend(two, second, len(second))
+    assert (two.cached_tokens, two.private, cache.used, cache.hits) == (8, 5, 29, 8)
+    cache.store(two, second)
+    cache.extend(three, third, 5)
+    assert (three.cached_tokens, cache.used, cache.hits) == (4, 25, 12)
+    cache.extend(three, third, len(third))
+    assert three.cached_tokens == 8  # the last token is always computed
+    for lease in (one, two, three):
+        cache.release(lease)
+    assert cache.used == 0
+
+
 def test_the_hash_of_a_block_covers_what_is_before_it() -> None:
     first, second = block_hashes([1, 1, 1, 1, 2, 2, 2, 2, 3], SIZE, 0)
     assert block_hashes([9, 1, 1, 1, 2, 2, 2, 2], SIZE, 0)[1] != second

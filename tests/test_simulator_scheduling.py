@@ -240,6 +240,17 @@ class KvReader(threading.Thread):
         return [getattr(e, kind) for b in batches for e in b.events if e.WhichOneof("data") == kind]
 
 
+def test_prompts_that_begin_alike_are_computed_once_though_they_come_at_once() -> None:
+    flags = ("--block-size", "4", "--prefill-us-per-token", "20000")
+    with Worker(*flags) as worker, SchedulerClient(worker.port) as client:
+        asked = [generate_request(name, list(range(1, 19)), sampling={"max_new_tokens": 1}) for name in "abc"]
+        streams = [client.Generate(request) for request in asked]
+        cached = [list(stream)[-1].complete.cached_tokens for stream in streams]
+        assert sorted(cached) == [0, 16, 16]
+        info = client.info()
+        assert (info["prompt_tokens"], info["cached_tokens"]) == (54, 32)
+
+
 def test_prefixes_are_cached_told_and_flushed() -> None:
     with Worker("--block-size", "4") as worker, SchedulerClient(worker.port) as client:
         events = KvReader(client)

@@ -57,6 +57,31 @@ def test_an_ended_process_counts_no_more(tmp_path: Path) -> None:
     assert loads[0].total() == 10
 
 
+def test_what_is_queued_is_counted_beside_requests(tmp_path: Path) -> None:
+    made, rows = shared(tmp_path)
+    loads = []
+    for row in rows:
+        made.use_row(row)
+        loads.append((made.load(A), made.load(B)))
+    for count, (a, b) in enumerate(loads, 1):
+        a.add(1, 10 * count)
+        b.add(1)
+    loads[0][0].add(0, -10)
+    assert {(load.total(), load.queued()) for load, _ in loads} == {(4, 90)}
+    assert {(load.total(), load.queued()) for _, load in loads} == {(4, 0)}
+    made.free_row(rows[3])
+    assert (loads[0][0].total(), loads[0][0].queued()) == (3, 50)
+    loads[2][0].close()
+    assert (loads[0][0].queued(), loads[2][0].queued()) == (20, 30)
+    loads[2][0].add(-1, -30)
+    assert (loads[0][0].queued(), loads[2][0].queued()) == (20, 0)
+    made.use_row(None)
+    lonely = made.load(A)
+    lonely.add(1, 7)
+    assert (lonely.queued(), loads[0][0].queued()) == (27, 20)
+    assert repr(lonely) == "<Load own=1 total=3 queued=27>"
+
+
 def test_one_process_leads_and_another_follows_it(tmp_path: Path) -> None:
     made = Board(tmp_path)
     asked = """

@@ -36,7 +36,8 @@ def make(**values: object) -> Policy:
     return POLICIES["cache_aware"](Settings(**values))  # type: ignore[arg-type]
 
 
-def workers(*loads: int) -> list[Worker]:
+def workers(*loads: int, queued: Sequence[int] = ()) -> list[Worker]:
+    """Each with so many requests, and blocks to compute."""
     health = Health(Board())
     made = []
     for number, load in enumerate(loads):
@@ -44,6 +45,8 @@ def workers(*loads: int) -> list[Worker]:
         made.append(Worker(url, health))
         for _ in range(load):
             made[-1].lease()
+    for worker, blocks in zip(made, queued, strict=False):
+        worker.lease(blocks)
     return made
 
 
@@ -88,6 +91,46 @@ def test_a_match_is_taken_unless_the_load_outweighs_it(
     before = counted(reason)
     assert chosen(make(), workers(*loads), 10, *known) == place
     assert counted(reason) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("queued", "known", "place", "reason"),
+    [
+        ((200, 100, 0), [(0, 9), (0, 9), (0, 9)], 2, "load"),
+        ((0, 0, 10), [(0, 9), (0, 3), (0, 1)], 1, "load"),
+        ((0, 119, 0), [(0, 9), (10, 9), (0, 9)], 1, "match"),  # less than twelve times what it saves
+        ((0, 121, 0), [(0, 9), (10, 9), (0, 8)], 2, "spill"),
+        ((500, 619, 500), [(0, 9), (10, 9), (0, 9)], 1, "match"),
+        ((500, 621, 500), [(0, 9), (10, 9), (0, 8)], 2, "spill"),
+        ((0, 59, 0), [(0, 9), (5, 9), (0, 9)], 1, "match"),
+        ((0, 61, 0), [(0, 9), (5, 9), (0, 8)], 2, "spill"),
+        ((20, 19, 0), [(10, 9), (10, 9), (0, 9)], 1, "match"),
+    ],
+)
+def test_what_is_to_be_computed_before_counts_against_a_match(
+    queued: tuple[int, ...], known: list[Known], place: int, reason: str
+) -> None:
+    before = counted(reason)
+    assert chosen(make(), workers(0, 0, 0, queued=queued), 10, *known) == place
+    assert counted(reason) == before + 1
+
+
+def test_a_lease_counts_what_its_worker_has_to_compute() -> None:
+    policy, all_workers = make(), workers(0, 0)
+    hints = Hints(prompt=FakePrompt(10, {all_workers[1].column: (7, 9)}))
+    lease = policy.lease(all_workers, hints)
+    assert (lease.worker, all_workers[1].queued, all_workers[0].queued) == (all_workers[1], 3, 0)
+    lease.begun()
+    assert (all_workers[1].load, all_workers[1].queued) == (1, 0)
+    assert policy.lease(all_workers, NO_HINTS).worker.queued == 0
+
+
+def test_prompts_that_nobody_has_are_spread_by_their_lengths() -> None:
+    policy, all_workers = make(), workers(0, 0)
+    lengths = (200, 10, 10, 10, 10, 60)
+    leases = [policy.lease(all_workers, Hints(prompt=FakePrompt(length, {}))) for length in lengths]
+    places = [all_workers.index(lease.worker) for lease in leases]
+    assert places == [0, 1, 1, 1, 1, 1]
 
 
 def test_what_is_worth_it_and_what_is_too_much_are_settings() -> None:

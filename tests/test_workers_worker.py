@@ -21,6 +21,21 @@ def test_a_lease_counts_once() -> None:
     assert worker.in_flight == 0
 
 
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_what_is_queued_counts_until_the_answer_begins(times: int) -> None:
+    worker = Worker("grpc://host:1")
+    first, second = worker.lease(30), worker.lease()
+    assert (worker.load, worker.queued) == (2, 30)
+    for _ in range(times):
+        first.begun()
+        assert (worker.load, worker.queued) == (2, 0)
+    second.begun()
+    first.release()
+    first.begun()
+    first.release()
+    assert (worker.load, worker.queued) == (1, 0)
+
+
 def test_leases_under_threads() -> None:
     worker = Worker("grpc://host:1")
 

@@ -113,6 +113,17 @@ class BlockCache:
         self._evict()
         return lease
 
+    def extend(self, lease: Lease, ids: Sequence[int], limit: int) -> None:
+        """Match `ids` once more before they are computed: others may have stored their beginning by now."""
+        more = self.matched(ids, min(limit, len(ids) - 1))[len(lease.held) :]
+        tokens = len(more) * self.block_size
+        self._hold(more)
+        lease.held.extend(more)
+        lease.cached_tokens += tokens
+        lease.private -= tokens
+        self._private -= tokens
+        self.hits += tokens
+
     def store(self, lease: Lease, ids: Sequence[int]) -> None:
         """Keep the full blocks of ``ids``, which the lease has computed, for later prompts."""
         if not self._keep:

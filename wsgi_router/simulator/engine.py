@@ -7,7 +7,7 @@ import json
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import chain, cycle, repeat
@@ -134,7 +134,7 @@ class SimulatedEngine(Engine):
                 if step.finish_reason is not None:
                     return
                 answer = replace(answer, fault=None)
-            await self._prefill(request, answer, lease)
+            await self._prefill(request, lease, limit)
             cached = lease.cached_tokens if answer.cached_tokens is None else answer.cached_tokens
             async for step in self._steps(request, answer, plan, cached):
                 self._scheduler.count(len(step.token_ids))
@@ -152,16 +152,26 @@ class SimulatedEngine(Engine):
     def _prompt(self, request: GenerationRequest) -> str:
         return request.original_text or self._text.decode(request.input_ids)
 
-    async def _prefill(self, request: GenerationRequest, answer: Answer, lease: Lease) -> None:
+    async def _prefill(self, request: GenerationRequest, lease: Lease, limit: int) -> None:
         meeting = request.disaggregated
         size = len(request.input_ids)
         if self.config.role == "decode" and meeting is not None:
             await collect(meeting, size, self.config.bootstrap_timeout)
         else:
-            await self._scheduler.prefill((size - lease.cached_tokens) * self.config.prefill_per_token)
+            await self._compute(lambda: self._missing(request, lease, limit))
         self._scheduler.cache.store(lease, request.input_ids)
         if self.config.role == "prefill" and meeting is not None:
             await self._rooms.hand_over(meeting.room, size)
+
+    async def _compute(self, tokens: Callable[[], int]) -> None:
+        """Take the time a prompt takes; how many `tokens` are computed is asked once its turn has come."""
+        if each := self.config.prefill_per_token:
+            await self._scheduler.prefill(lambda: each * tokens())
+
+    def _missing(self, request: GenerationRequest, lease: Lease, limit: int) -> int:
+        # Engines match a prompt when they take it up: one before it in the line may have begun alike.
+        self._scheduler.cache.extend(lease, request.input_ids, limit)
+        return len(request.input_ids) - lease.cached_tokens
 
     async def _steps(
         self, request: GenerationRequest, answer: Answer, plan: Plan, cached: int
@@ -287,7 +297,7 @@ class SimulatedEngine(Engine):
         if not self.config.embedding_dim:
             return await super().embed(request_id, input_ids)
         rng = Random(blake2b(repr((self.config.seed, input_ids)).encode()).digest())
-        await self._scheduler.prefill(len(input_ids) * self.config.prefill_per_token)
+        await self._compute(lambda: len(input_ids))
         vector = [rng.gauss(0, 1) for _ in range(self.config.embedding_dim)]
         length = math.sqrt(sum(value * value for value in vector))
         return [value / length for value in vector]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wsgi_router.simulator.cache import BlockCache, Lease
@@ -74,11 +74,10 @@ class Scheduler:
         self.cache.release(lease)
         self._advance()
 
-    async def prefill(self, seconds: float) -> None:
-        """Take the engine for a prompt's computation, after those before it."""
-        if seconds > 0:
-            async with self._prefill:
-                await asyncio.sleep(seconds)
+    async def prefill(self, seconds: Callable[[], float]) -> None:
+        """Take the engine for a prompt's computation, after those before it; for how long is asked then."""
+        async with self._prefill:
+            await asyncio.sleep(seconds())
 
     def count(self, tokens: int) -> None:
         """Note tokens given."""

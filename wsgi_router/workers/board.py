@@ -1,9 +1,10 @@
-"""What the processes of a server know of the workers together: requests in flight, and which list is served.
+"""What the processes of a server know of the workers together: their loads, and which list is served.
 
-An anonymous mapping, made before the fork, has a row for each process and a column for each worker. A cell
-is written by its own process alone, in one store of eight bytes, so that no process waits for another; a load
-is the sum of a column. The master gives out the rows, and clears that of a process that has ended. Columns
-are found by the workers' names, and taken under a lock.
+An anonymous mapping, made before the fork, has a row for each process and a column for each worker, twice:
+requests in flight, and blocks of prompts that are still to be computed. A cell is written by its own process
+alone, in one store of eight bytes, so that no process waits for another; a load is the sum of a column. The
+master gives out the rows, and clears that of a process that has ended. Columns are found by the workers'
+names, and taken under a lock.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ COLUMNS: Final = 2 * MOST_WORKERS
 """Of a list that has changed there are the old workers and the new ones."""
 _HELD: Final = 1 << 40
 """Added to a cell for each that uses the column, so that one nobody uses is told from an idle worker's."""
-_NAMES: Final = ROWS * COLUMNS
+_QUEUED: Final = ROWS * COLUMNS
+_NAMES: Final = 2 * _QUEUED
 _ROWS_USED: Final = _NAMES + COLUMNS
 _GENERATION: Final = _ROWS_USED + 1
 _CELLS: Final = _GENERATION + 1
@@ -94,7 +96,7 @@ class Board:
         """Clears the row of a process that has ended. In the master."""
         if row is None:
             return
-        self._cells[row:_NAMES:ROWS] = zeros(COLUMNS)
+        self._cells[row:_NAMES:ROWS] = zeros(2 * COLUMNS)
         self._taken.discard(row)
         self._set_rows()
 
@@ -169,9 +171,13 @@ def _name(url: str) -> int:
 
 
 class Load:
-    """Requests in flight at one worker: this process's, which it alone changes, and those of all."""
+    """What one worker has in hand: of this process, which it alone changes, and of all.
 
-    __slots__ = ("_cells", "_closed", "_lock", "_own", "_row", "_start")
+    Requests in flight, and `queued`: blocks of their prompts (of any size that all agree on) that are to be
+    computed before their answers begin.
+    """
+
+    __slots__ = ("_cells", "_closed", "_lock", "_own", "_own_queued", "_row", "_start")
 
     def __init__(self, cells: memoryview, start: int, row: int | None, lock: threading.RLock) -> None:
         self._cells = cells
@@ -179,25 +185,29 @@ class Load:
         self._row = row
         self._lock = lock
         self._own = 0
+        self._own_queued = 0
         self._closed = False
-        self._put(_HELD)
+        self._put(_HELD, 0)
 
-    def add(self, count: int) -> None:
-        """Counts `count` more requests of this process, or fewer."""
+    def add(self, count: int, queued: int = 0) -> None:
+        """Counts `count` more requests of this process, or fewer, and `queued` more blocks, or fewer."""
         with self._lock:
             self._own += count
-            self._put(count)
+            self._own_queued += queued
+            self._put(count, queued)
 
     def close(self) -> None:
         """Gives the column up; counts what is added later here alone. Idempotent."""
         with self._lock:
             if not self._closed:
-                self._put(-_HELD - self._own)
+                self._put(-_HELD - self._own, -self._own_queued)
                 self._closed = True
 
-    def _put(self, count: int) -> None:
+    def _put(self, count: int, queued: int) -> None:
         if self._row is not None and not self._closed:
             self._cells[self._start + self._row] += count
+            if queued:
+                self._cells[_QUEUED + self._start + self._row] += queued
 
     @property
     def column(self) -> int:
@@ -206,18 +216,25 @@ class Load:
 
     @property
     def own(self) -> int:
-        """What was added here."""
+        """Requests that were added here."""
         return self._own
 
     def total(self) -> int:
-        """The sum over all processes."""
+        """Requests of all processes."""
+        return self._sum(self._start, self._own) % _HELD
+
+    def queued(self) -> int:
+        """Blocks that are to be computed, of all processes."""
+        return self._sum(_QUEUED + self._start, self._own_queued)
+
+    def _sum(self, start: int, own: int) -> int:
         if self._closed:
-            return self._own
-        counted: int = sum(self._cells[self._start : self._start + self._cells[_ROWS_USED]]) % _HELD
-        return counted if self._row is not None else counted + self._own
+            return own
+        counted: int = sum(self._cells[start : start + self._cells[_ROWS_USED]])
+        return counted if self._row is not None else counted + own
 
     def __repr__(self) -> str:
-        return f"<Load own={self._own} total={self.total()}>"
+        return f"<Load own={self._own} total={self.total()} queued={self.queued()}>"
 
 
 shared: Final = ProcessShared(Board, Board)

@@ -230,7 +230,7 @@ class WorkerPool:
             return near.lease()
         if hints.target:
             return self._target(hints.target, model, exclude, adapter).lease()
-        return policy.select(self.candidates(model, exclude, adapter, roles), hints).lease()
+        return policy.lease(self.candidates(model, exclude, adapter, roles), hints)
 
     def _target(self, name: str, model: str, exclude: Collection[Worker], adapter: str) -> Worker:
         worker = self.named(name)

@@ -152,6 +152,11 @@ class Worker:
         return self._load.total()
 
     @property
+    def queued(self) -> int:
+        """Blocks of prompts that it is still to compute, of all processes, as far as leases tell."""
+        return self._load.queued()
+
+    @property
     def load_with_others(self) -> int:
         """`load`, and the requests of others than this server, as far as the worker tells."""
         own = self._load.total()
@@ -211,22 +216,30 @@ class Worker:
         """Whether a request that is under way here may ask for more, though others would have to wait."""
         return self.record.state is State.UP and self.record.phase is not Phase.OPEN
 
-    def lease(self) -> Lease:
-        """Counts one more request in flight until the lease is released."""
-        self._load.add(1)
-        return Lease(self, self.record.begin_trial())
+    def lease(self, queued: int = 0) -> Lease:
+        """Counts one more request in flight until the lease is released.
+
+        `queued`: blocks of its prompt that are to be computed, counted until its answer begins.
+        """
+        self._load.add(1, queued)
+        return Lease(self, self.record.begin_trial(), queued)
 
     def _return(self, lease: Lease) -> None:
         with self._lock:
             if lease.released:
                 return
             lease.released = True
+            queued, lease.queued = lease.queued, 0
         self._waiting.pop(lease, None)
-        self._load.add(-1)
+        self._load.add(-1, -queued)
         self._end_trial(lease)
 
     def _begun(self, lease: Lease) -> None:
         self._waiting.pop(lease, None)
+        if lease.queued:
+            with self._lock:
+                queued, lease.queued = lease.queued, 0
+            self._load.add(0, -queued)
         if lease.trial:
             self._end_trial(lease)
 
@@ -245,13 +258,15 @@ class Lease:
     """A request's hold on a worker. `release` may be called any number of times; it counts once.
 
     `trial`: the worker's breaker was half-open, and nothing has come yet. `began`: by time.monotonic.
+    `queued`: blocks of the prompt that are to be computed yet.
     """
 
-    __slots__ = ("began", "released", "trial", "worker")
+    __slots__ = ("began", "queued", "released", "trial", "worker")
 
-    def __init__(self, worker: Worker, trial: bool) -> None:
+    def __init__(self, worker: Worker, trial: bool, queued: int = 0) -> None:
         self.worker = worker
         self.trial = trial
+        self.queued = queued
         self.began = time.monotonic()
         self.released = False
 

@@ -11,10 +11,15 @@ from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import Hints
 from wsgi_router.workers.policies.policy import Policy
 from wsgi_router.workers.policies.spreading import LeastLoad
-from wsgi_router.workers.worker import Worker
+from wsgi_router.workers.worker import Lease, Worker
 
 _LITTLE: Final = 1e-9
 """Where any difference of loads is too much."""
+_DEAR: Final = 12
+"""To compute what another worker has cached costs so many times the time it takes: it is stored there, too,
+and what it drops is computed anew. With 2 workers take each other's prefixes, with 8 the second turns of
+conversations move now and then; from 8 to 16 differ little else (bench/prefix_model.py).
+"""
 
 
 class CacheAware(Policy):
@@ -22,11 +27,13 @@ class CacheAware(Policy):
 
     Each request that it has more than the least loaded one costs an equal part of a prompt. With
     BALANCE_ABS_THRESHOLD more, and BALANCE_REL_THRESHOLD times as many, that is a whole one, which nothing
-    outweighs. So a conversation stays where it is while loads differ as they always do, and who is overloaded
-    loses no more than it must. What several workers have counts for each as much less: it is asked for by
-    many, and would keep them all from the others, where it is soon cached, too. Less than CACHE_THRESHOLD of
-    the prompt is no match. Of equals the less loaded one is taken, then the one with fewer blocks in all, as
-    it has the most room.
+    outweighs. What it is to compute before (`Worker.queued`) costs as well: twelve times the prompt's own
+    blocks, more than elsewhere, are a whole one, too. So a conversation stays where it is while loads differ
+    as they always do, who is overloaded loses no more than it must, and what nobody has goes where it is
+    computed soonest. What several workers have counts for each as much less: it is asked for by many, and
+    would keep them all from the others, where it is soon cached, too. Less than CACHE_THRESHOLD of the prompt
+    is no match. Of equals the less loaded one is taken, then the one with fewer blocks in all, as it has the
+    most room.
     """
 
     reads_prompt = True
@@ -37,27 +44,44 @@ class CacheAware(Policy):
         self._turns = itertools.count()
 
     def select(self, workers: Sequence[Worker], hints: Hints) -> Worker:
+        return self._select(workers, hints)[0]
+
+    def lease(self, workers: Sequence[Worker], hints: Hints) -> Lease:
+        worker, missing = self._select(workers, hints)
+        return worker.lease(missing)
+
+    def _select(self, workers: Sequence[Worker], hints: Hints) -> tuple[Worker, int]:
+        """The chosen one, and how many blocks of the prompt it has to compute."""
         prompt = hints.prompt
         if prompt is None:
-            return self._promptless.select(workers, hints)
+            return self._promptless.select(workers, hints), 0
         known = prompt.known([worker.column for worker in workers])
-        place, reason = self._choose([worker.load for worker in workers], known, prompt.blocks)
+        burdens = [(worker.load, worker.queued) for worker in workers]
+        place, reason = self._choose(burdens, known, prompt.blocks)
         prompt.note(workers[place].column)
-        observability.metrics().count_prefix(prompt.blocks, known[place][0], reason)
-        return workers[place]
+        matched = known[place][0]
+        observability.metrics().count_prefix(prompt.blocks, matched, reason)
+        return workers[place], prompt.blocks - matched
 
-    def _choose(self, loads: Sequence[int], known: Sequence[tuple[int, int]], blocks: int) -> tuple[int, str]:
-        """The chosen one's place, and why: "match", "load", "spill" (the best match is overloaded)."""
-        settings, places, turn = self._settings, range(len(loads)), next(self._turns)
+    def _choose(
+        self, burdens: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]], blocks: int
+    ) -> tuple[int, str]:
+        """The chosen one's place, and why: "match", "load", "spill" (the best match has too much to do).
+
+        `burdens`: of each its requests, and its blocks to compute.
+        """
+        settings, places, turn = self._settings, range(len(known)), next(self._turns)
         worth = max(1.0, settings.cache_threshold * blocks)
         matches = [matched if matched >= worth else 0 for matched, _ in known]
-        least = min(loads)
         worths = _worths(matches)
+        least, shortest = (min(burden) for burden in zip(*burdens, strict=True))
         room = max(settings.balance_abs_threshold, least * (settings.balance_rel_threshold - 1), _LITTLE)
+        size = max(blocks, 1)
 
         def rank(place: int) -> tuple[float, int, int, int]:
-            gain = worths[matches[place]] / max(blocks, 1) - (loads[place] - least) / room
-            return -gain, loads[place], known[place][1], (place - turn) % len(loads)
+            load, queued = burdens[place]
+            price = (load - least) / room + (queued - shortest) / (_DEAR * size)
+            return price - worths[matches[place]] / size, load, known[place][1], (place - turn) % len(places)
 
         chosen, longest = min(places, key=rank), max(matches)
         if longest == 0:

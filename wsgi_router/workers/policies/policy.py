@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from wsgi_router.settings import Settings
 from wsgi_router.workers.hints import Hints
-from wsgi_router.workers.worker import Worker
+from wsgi_router.workers.worker import Lease, Worker
 
 
 class Policy(ABC):
@@ -29,3 +29,7 @@ class Policy(ABC):
     @abstractmethod
     def select(self, workers: Sequence[Worker], hints: Hints) -> Worker:
         """One of `workers`, which are those that may be asked, at least one."""
+
+    def lease(self, workers: Sequence[Worker], hints: Hints) -> Lease:
+        """A lease on the one that `select` chooses."""
+        return self.select(workers, hints).lease()
