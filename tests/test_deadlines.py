@@ -102,6 +102,22 @@ def test_what_says_so_is_late_again(clock: Clock) -> None:
     assert clock.timers == []
 
 
+def test_timers_do_not_add_up(clock: Clock) -> None:
+    """Each that is due sooner than all others has a timer of its own, which is the last of its kind."""
+    late: list[int] = []
+    deadlines = Deadlines(late.append)
+    deadlines.add(0, 1000)
+    for number in range(1, 200):
+        deadlines.add(number, 500 - number)
+    clock.go(600)
+    assert len(late) == 199
+    assert len(clock.timers) == 2
+    deadlines.add(-1, 5)
+    clock.go(1000)
+    assert sorted(late) == list(range(-1, 200))
+    assert clock.timers == []
+
+
 def test_one_timer_for_many(clock: Clock) -> None:
     late: list[int] = []
     deadlines = Deadlines(late.append)

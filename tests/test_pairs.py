@@ -14,6 +14,8 @@ from tests.support.flow import Client, body, collect
 from tests.support.processes import wait_until
 from tests.support.transport import Answer
 from tests.test_dispatch_pairs import bench_of, opened, roles
+from tests.test_workers_policies_cache import FakePrompt
+from wsgi_router import pairs
 from wsgi_router.choices import ENDED
 from wsgi_router.dispatch import Generation
 from wsgi_router.errors import ClientGone, DeadlineError, NoWorkerError, RouterError, UpstreamError
@@ -88,6 +90,26 @@ def test_pairs_or_regular_workers_whoever_is_first(seconds: tuple[int, ...], exp
         bench.open()
     assert expected - 5 <= caught.value.retry_after <= expected
     assert bench.in_flight() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "streamed", "queued"),
+    [
+        ({"workers": 1}, True, [10]),
+        ({"workers": 1}, False, [0]),  # its one event is its end
+        ({"workers": 0, "pairs": 1}, True, [10, 0]),  # p0, d0
+        ({"workers": 0, "pairs": 1}, False, [10, 0]),
+    ],
+)
+def test_prompts_count_where_they_are_computed_as_far_as_it_can_be_told(
+    settings: dict[str, int], streamed: bool, queued: list[int]
+) -> None:
+    bench = Bench(policy="cache_aware", **settings)
+    job = GenerateJob("", b"", hints=Hints(prompt=FakePrompt(10, {})), streamed=streamed)
+    legs = pairs.select(bench.pool, job, ())
+    assert [worker.queued for worker in bench.pool.workers] == queued
+    legs.release()
+    assert [worker.queued for worker in bench.pool.workers] == [0] * len(queued)
 
 
 def test_half_a_pair_promises_nothing() -> None:

@@ -69,7 +69,8 @@ _LOOK = """
 import json, sys, types
 from gunicorn.workers.ggevent import GeventWorker
 from wsgi_router import preloading
-preloading.import_all(GeventWorker)
+preloading.import_servers(GeventWorker)
+preloading.import_ours()
 import threading
 from gevent import _hub_local, monkey
 assert _hub_local.get_hub_if_exists() is None and threading.active_count() == 1
@@ -142,6 +143,24 @@ assert not read, read
 
 def test_plugins_of_gevent_are_looked_for_once() -> None:
     subprocess.run([sys.executable, "-c", _PLUGINS], cwd=ROOT, timeout=120, check=True)
+
+
+def test_an_application_that_was_made_before_the_fork_has_locks_of_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One from before the patching would hold up the hub."""
+    monkeypatch.setattr(app, "_shared", [])
+    app.share(Settings(workers=("grpc://127.0.0.1:1",)))
+    its = app.services(app._shared[0])
+    before = its._lock
+    assert app.services(app.application()) is its
+    assert its._lock is not before
+    app.unshare()
+    assert app._shared == []
+    monkeypatch.setattr(
+        services.Services, "start", lambda one: pytest.fail("it serves nobody") if one is its else None
+    )
+    services.start_all()
 
 
 def test_after_a_reload_the_new_application_alone_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -328,8 +328,33 @@ def test_too_many_calls_are_no_sign_of_death(server: MakeServer) -> None:
     wait_until(lambda: up(pool) == [A, B])
     asked = len(transport.probes)
     transport.infos[A] = RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
-    wait_until(lambda: len(transport.probes) > asked + 3)
+    wait_until(lambda: transport.probes[asked:].count(A) > 3)
     assert up(pool) == [A, B]
+    asked, began = len(transport.probes), time.monotonic()
+    time.sleep(0.5)
+    most = 1 + (time.monotonic() - began) / 0.1
+    assert transport.probes[asked:].count(A) <= most, "who has too much to do is not asked without a pause"
+
+
+def test_a_card_that_cannot_be_kept_keeps_no_worker_down(
+    server: MakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The disk is full as a card changes: what is known of the worker holds."""
+    made = server()
+    pool, transport = made.start()
+    wait_until(lambda: up(pool) == [A, B])
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("wsgi_router.workers.cards.replace_file", full)
+    asked = len(transport.probes)
+    transport.infos[A] = info(context=50)
+    wait_until(lambda: transport.probes[asked:].count(A) > 2)
+    assert up(pool) == [A, B]
+    assert [one.getMessage() for one in caplog.records if "cannot be shared" in one.getMessage()] == [
+        f"what worker {A} serves cannot be shared: [Errno 28] No space left on device"
+    ]
 
 
 def test_a_new_process_has_heard_of_nobody(server: MakeServer) -> None:

@@ -60,6 +60,31 @@ def turns_scenario() -> None:
     assert [one.code for one in holders] == [""] * 5
 
 
+def late_scenario() -> None:
+    """Who has waited long for a slot has little time for a call: its late end says nothing of the worker."""
+    slots = Slots(1)
+    first = Holder(slots)
+    wait_until(lambda: first.began)
+    ended: list[str] = []
+
+    def call(code: str) -> None:
+        try:
+            with slots.held(5):
+                raise RpcFailure(code, "")
+        except RpcFailure as failure:
+            ended.append(failure.code)
+
+    runtime.spawn(call, "DEADLINE_EXCEEDED")
+    waiting(slots, 1)
+    runtime.spawn(call, "UNAVAILABLE")
+    waiting(slots, 2)
+    time.sleep(1)
+    first.end()
+    wait_until(lambda: len(ended) == 2)
+    call("DEADLINE_EXCEEDED")
+    assert ended == ["RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED"]
+
+
 def ends_scenario() -> None:
     slots, cancel = Slots(1), Cancel()
     first = Holder(slots)
@@ -82,6 +107,7 @@ def ends_scenario() -> None:
 
 def both_scenario() -> None:
     turns_scenario()
+    late_scenario()
     ends_scenario()
 
 

@@ -132,14 +132,23 @@ _shared: list[Flask] = []
 def share(configured: settings.Settings) -> None:
     """Processes forked from now on have one application, with these settings. Raises SettingsError."""
     made = create_app(configured)
+    unshare()
+    _shared.append(made)
+
+
+def unshare() -> None:
+    """Processes forked from now on make their own."""
     for old in _shared:
         forget(services_of(old))
-    _shared[:] = [made]
+    _shared.clear()
 
 
 def application() -> Flask:
-    """The one that is shared, or else a new one. Raises SettingsError."""
-    return _shared[0] if _shared else create_app()
+    """The one that is shared, or else a new one; once in each process. Raises SettingsError."""
+    if not _shared:
+        return create_app()
+    services_of(_shared[0]).renew()
+    return _shared[0]
 
 
 def services(app: Flask) -> Services:

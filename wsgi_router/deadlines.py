@@ -51,6 +51,8 @@ class Deadlines(Generic[T]):
     def _look(self) -> None:
         with self._lock:
             now = time.monotonic()
+            if now < self._timer_due:  # a sooner one has looked in between, and has set the next
+                return
             for thing in [thing for thing, due in self._due.items() if due <= now]:
                 del self._due[thing]
                 try:

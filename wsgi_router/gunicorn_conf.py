@@ -63,8 +63,9 @@ def on_starting(server: Any) -> None:
     from wsgi_router.workers import board, health, reports
 
     _end_young_processes_at_once()
-    # gunicorn calls `on_exit` only where it came to listen.
+    # gunicorn calls `on_exit` only where it came to listen, and heeds no signal before.
     atexit.register(_remove_directories, os.getpid())
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         _check_sockets(server.cfg)
         _make_metrics_directory()
@@ -72,8 +73,9 @@ def on_starting(server: Any) -> None:
         health.share(shared)
         peers.share(shared)
         reports.share()
+        preloading.import_servers(server.cfg.worker_class)
         if not server.cfg.reload:  # what is imported here is not imported anew
-            preloading.import_all(server.cfg.worker_class)
+            preloading.import_ours()
         _share(_settings)
         _share_application(server, _settings)
     except (settings.SettingsError, OSError) as error:
@@ -113,8 +115,11 @@ def _share_application(server: Any, fresh: settings.Settings) -> None:
     """Processes forked from now on need not make it, unless they serve another or read the code anew."""
     from wsgi_router import app
 
-    if server.app.app_uri == wsgi_app and not server.cfg.reload:
+    serves_ours = getattr(server.app, "app_uri", None) == wsgi_app
+    if serves_ours and not (server.cfg.reload or server.cfg.preload_app):
         app.share(fresh)
+    else:
+        app.unshare()
 
 
 def _end_young_processes_at_once() -> None:
@@ -149,6 +154,8 @@ def on_reload(server: Any) -> None:
         _share_application(server, fresh)
     except settings.SettingsError as error:
         server.log.error("wsgi-router: %s; the processes start anew with the settings they had", error)
+    except Exception:  # it would end the server
+        server.log.exception("wsgi-router: the new settings cannot be used")
 
 
 def _make_metrics_directory() -> None:

@@ -99,16 +99,20 @@ def _select(pool: WorkerPool, job: GenerateJob, tried: Collection[Worker], near:
     answering = near.lease.worker if near is not None else None
     if not paired:
         try:
-            return Legs(pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR))
+            lease = pool.select(job.model, job.hints, tried, job.adapter, answering, _REGULAR)
         except NoWorkerError as error:
             error.retry_after = _retry_after(pool, job, tried, job.hints, job.hints)
             raise
+        if not job.streamed:  # nothing tells when its prompt is computed, long before the answer's end
+            lease.computed()
+        return Legs(lease)
     prefill = near.companion.lease.worker if near is not None and near.companion is not None else None
     free = msgspec.structs.replace(job.hints, target="") if named else job.hints
     hints = job.hints if role is Role.DECODE else free
     other = job.hints if role is Role.PREFILL else free
     try:
         lease = pool.select(job.model, hints, tried, job.adapter, answering, _DECODE)
+        lease.computed()  # by the other half
         try:
             return Legs(lease, pool.select(job.model, other, tried, job.adapter, prefill, _PREFILL))
         except BaseException:

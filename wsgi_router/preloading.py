@@ -36,8 +36,8 @@ _OURS: Final = ("wsgi_router.serving", "prometheus_client", "prometheus_client.m
 _PLUGINS: Final = "gevent.plugins."
 
 
-def import_all(worker_class: type[Any]) -> None:
-    """Imports what gunicorn's workers of `worker_class` are going to need."""
+def import_servers(worker_class: type[Any]) -> None:
+    """Imports what gunicorn's workers of `worker_class` need of gevent, if anything."""
     from gunicorn.workers.base_async import AsyncWorker
 
     if issubclass(worker_class, AsyncWorker):
@@ -46,6 +46,10 @@ def import_all(worker_class: type[Any]) -> None:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
         look_for_plugins()
+
+
+def import_ours() -> None:
+    """Imports what the application needs in each process."""
     for name in _OURS:
         importlib.import_module(name)
 

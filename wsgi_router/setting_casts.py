@@ -138,7 +138,7 @@ MOST_WORKERS: Final = 256
 
 def dns_names(value: object) -> tuple[str, ...]:
     names = tuple(worker_url(as_text(word).removeprefix("dns+")) for word in _words(value))
-    if len(set(names)) != len(names):
+    if len({name.partition("://")[2] for name in names}) != len(names):
         raise ValueError("has a name twice")
     return names
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from wsgi_router import parsers, setting_sources, setting_tables
+from wsgi_router import label_selectors, parsers, setting_sources, setting_tables
 from wsgi_router import setting_casts as casts
 from wsgi_router.setting_sources import ALIASES, CONFIG_VARIABLE, PREFIX, SettingsError, processes
 
@@ -491,7 +491,7 @@ def _check_halves(settings: Settings) -> None:
             kinds = f"WORKERS{suffix}, PREFILL_WORKERS{suffix} and DECODE_WORKERS{suffix}"
             raise SettingsError(f"{kinds}: together {error}") from None
     selectors = settings.kubernetes_selectors()
-    if len(set(selectors.values())) != len(selectors):
+    if len({label_selectors.parse(given) for given in selectors.values()}) != len(selectors):
         raise SettingsError(f"{' and '.join(selectors)}: the same pods cannot be all of it")
 
 

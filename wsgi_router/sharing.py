@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Generic, ParamSpec, TypeVar
@@ -27,13 +28,16 @@ def zeros(count: int) -> memoryview:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """A file's new content, as a whole: whoever reads has the old or the new. For one writer at a time.
+    """A file's new content, as a whole: whoever reads has the old or the new. For one writer of a process.
 
     Raises OSError.
     """
-    new = path.with_name(path.name + ".new")
-    new.write_bytes(data)
-    new.replace(path)
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        new.write_bytes(data)
+        new.replace(path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 def try_lock(descriptor: int) -> bool:

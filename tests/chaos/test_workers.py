@@ -123,6 +123,9 @@ def test_a_worker_whose_bytes_trickle(transport: str) -> None:
         router(faulty.url, transport=transport) as server,
     ):
         wait_up(server, 1)
+        with Load(server.port, 12, asking, SEED) as load:  # each process has its channel then
+            load.wait_for(36)
+        check(load.outcomes)
         watch = Watch(server, (behind,))
         before = watch.settled()
         faulty.set(None, slow=True)

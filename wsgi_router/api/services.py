@@ -75,6 +75,10 @@ class Services:
         self._transport: GenerateTransport
         self._kv_events: KvEvents | None = None
 
+    def renew(self) -> None:
+        """To be called after a fork: a lock from before gevent has patched would hold up all that waits."""
+        self._lock = threading.Lock()
+
     def start(self) -> None:
         """Loads the tokenizers and begins to look after the workers. Idempotent; raises SettingsError.
 

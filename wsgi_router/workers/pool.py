@@ -64,7 +64,7 @@ class WorkerPool:
         self._looking = runtime.PeriodicTask("looking after the workers", self._look, _LOOK_SECONDS)
         self._prober = Prober(transport, settings, self._sees_to, self._take_answer, self._looking.wake)
         self._phases: dict[Worker, Phase] = {}
-        self._unread: set[Worker] = set()  # their cards are there, and cannot be read
+        self._unread: set[Worker] = set()  # their cards are there, and cannot be read or kept
         known = parts(settings)
         self.membership = Membership(
             tuple(known),
@@ -433,9 +433,16 @@ class WorkerPool:
             _LOG.info("worker %s is served no more", worker.url)
 
     def _take_answer(self, worker: Worker, answer: bytes) -> None:
-        """Takes in what the prober was told. Raises OSError, DecodeError."""
+        """Takes in what the prober was told. Raises DecodeError; OSError, if the worker has no card yet."""
         with self._list_lock:
-            if self._shared_cards.give(worker, answer):
+            try:
+                news = self._shared_cards.give(worker, answer)
+            except OSError as error:
+                if worker.card is None:
+                    raise
+                self._tell_unshared(worker, error)  # the worker is well all the same
+                return
+            if news:
                 self._cards = cards.by_name(self.workers, self._settings.model)
 
     def _take_cards(self, workers: Iterable[Worker]) -> None:
@@ -450,10 +457,13 @@ class WorkerPool:
             try:
                 self._shared_cards.take(worker)
                 self._unread.discard(worker)
-            except (OSError, DecodeError) as error:  # it is tried again and again
-                if worker not in self._unread:
-                    self._unread.add(worker)
-                    _LOG.error("what worker %s serves cannot be read: %s", worker.url, error)
+            except (OSError, DecodeError) as error:
+                self._tell_unshared(worker, error)
+
+    def _tell_unshared(self, worker: Worker, error: Exception) -> None:
+        if worker not in self._unread:  # it is tried again and again
+            self._unread.add(worker)
+            _LOG.error("what worker %s serves cannot be shared: %s", worker.url, error)
 
     def __repr__(self) -> str:
         return f"<WorkerPool {list(self.workers)!r}>"

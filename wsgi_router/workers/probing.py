@@ -63,7 +63,7 @@ class Prober:
         self._sees_to = sees_to
         self._answered = answered
         self._ended = ended
-        self._due: dict[Worker, float] = {}  # those that are not up; by time.monotonic
+        self._due: dict[Worker, float] = {}  # those whose last probe failed; by time.monotonic
         self._suspects: set[Worker] = set()  # those whose suspicion has been acted on
         self.under_way: set[Worker] = set()
         """Workers that are being asked."""
@@ -99,7 +99,8 @@ class Prober:
             self._suspects.add(worker)
             return -math.inf
         if state is State.UP:
-            return min(self.heard(worker) + _IDLE_INTERVALS * self._interval, self._proof_due(worker))
+            idle = self.heard(worker) + _IDLE_INTERVALS * self._interval
+            return max(min(idle, self._proof_due(worker)), self._due.get(worker, -math.inf))
         return self._due.get(worker, -math.inf)
 
     def _proof_due(self, worker: Worker) -> float:

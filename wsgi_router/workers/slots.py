@@ -6,9 +6,16 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 from wsgi_router import runtime
 from wsgi_router.workers.transport import Cancel, RpcFailure
+
+_MOST_OF_IT: Final = 0.9
+
+
+def _too_many() -> RpcFailure:
+    return RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
 
 
 class _Turn:
@@ -33,12 +40,18 @@ class Slots:
     def held(self, timeout: float, cancel: Cancel | None = None) -> Iterator[float]:
         """Within, a slot is held; gives what is left of `timeout`, in seconds, after the wait for one.
 
-        Raises RpcFailure: RESOURCE_EXHAUSTED if none was free in time, CANCELLED once `cancel` was called.
+        Raises RpcFailure: RESOURCE_EXHAUSTED if none was free in time, or the wait has left the call too
+        little; CANCELLED once `cancel` was called.
         """
         due = time.monotonic() + timeout
         self._take(timeout, cancel or Cancel())
+        left = max(due - time.monotonic(), 0.0)
         try:
-            yield max(due - time.monotonic(), 0.0)
+            yield left
+        except RpcFailure as failure:
+            if failure.code == "DEADLINE_EXCEEDED" and left < _MOST_OF_IT * timeout:
+                raise _too_many() from None  # which says nothing of the worker
+            raise
         finally:
             self._give_back()
 
@@ -59,7 +72,7 @@ class Slots:
         if self._leave(turn):
             if cancel.called:
                 raise RpcFailure("CANCELLED", "nobody waits for the answer")
-            raise RpcFailure("RESOURCE_EXHAUSTED", "too many calls to workers at once")
+            raise _too_many()
 
     def _leave(self, turn: _Turn) -> bool:
         """Ends a wait; False if a slot was given to it."""

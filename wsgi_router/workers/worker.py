@@ -236,12 +236,15 @@ class Worker:
 
     def _begun(self, lease: Lease) -> None:
         self._waiting.pop(lease, None)
+        self._computed(lease)
+        if lease.trial:
+            self._end_trial(lease)
+
+    def _computed(self, lease: Lease) -> None:
         if lease.queued:
             with self._lock:
                 queued, lease.queued = lease.queued, 0
             self._load.add(0, -queued)
-        if lease.trial:
-            self._end_trial(lease)
 
     def _end_trial(self, lease: Lease) -> None:
         with self._lock:
@@ -280,6 +283,10 @@ class Lease:
         Before anything is asked of the worker; it ends with what `begun` says, or with the lease.
         """
         self.worker._waiting[self] = tell
+
+    def computed(self) -> None:
+        """Its prompt is not counted any more as one that is to be computed. May be called again."""
+        self.worker._computed(self)
 
     def begun(self) -> None:
         """The answer has begun, and may take long: another request may be tried. May be called again."""

@@ -164,8 +164,8 @@ pub extern "C" fn wr_settle_heap() {
         }
         // SAFETY: it takes a number, and may be called at any time.
         unsafe { malloc_trim(0) };
+        heap::fill();
     }
-    heap::fill();
 }
 
 /// How much work it is to decode a JSON text, see `body::work`.

@@ -1,12 +1,13 @@
 //! The heap of a process that others are about to be forked from.
 
-/// In bytes. Larger gaps have pages of their own, which the system has taken back.
-const LARGEST: usize = 1 << 20;
+/// In bytes. Larger gaps are filled by several of these, which no usual allocator gives a mapping of its own.
+const LARGEST: usize = 1 << 16;
 const LEAST: usize = 16;
 /// So many blocks side by side lie in fresh memory: no gap that is left has room for more than two, and an
 /// allocator keeps no more than a handful of freed neighbours apart.
 const ENOUGH: usize = 16;
-const MOST_BLOCKS: usize = 100_000;
+/// Bytes of one size; where more are needed, the allocator keeps blocks apart, and there are no gaps to fill.
+const MOST: usize = 16 << 20;
 
 /// Fills the gaps between what is allocated, for good: whatever a forked process put there would cost it a copy
 /// of the whole page. Returns how many bytes of gaps were filled.
@@ -22,7 +23,7 @@ pub fn fill() -> usize {
 
 fn fill_gaps_of(size: usize) -> usize {
     let (mut last, mut in_a_row) = (0, 0);
-    for blocks in 0..MOST_BLOCKS {
+    for blocks in 0..MOST / size {
         if in_a_row == ENOUGH {
             return blocks - ENOUGH - 1;
         }
@@ -32,7 +33,7 @@ fn fill_gaps_of(size: usize) -> usize {
         in_a_row = if beside { in_a_row + 1 } else { 0 };
         last = address;
     }
-    MOST_BLOCKS
+    MOST / size
 }
 
 #[cfg(test)]
