@@ -20,8 +20,6 @@ from wsgi_router.errors import DeadlineError, UpstreamError
 from wsgi_router.workers.retries import Retries
 from wsgi_router.workers.transport import GenerateJob, RpcFailure
 
-INTERNAL = RpcFailure("INTERNAL", "broken")
-
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

@@ -170,6 +170,7 @@ REFUSED: list[tuple[Parse, dict[str, Any], str, str]] = [
     (GENERATE, {"sampling_params": {"structural_tag": "{}{}"}}, "sampling_params.structural_tag", VALUE),
     (COMPLETION, {"json_schema": "[01]"}, "json_schema", VALUE),
     (COMPLETION, {"structural_tag": "[" * 2000}, "structural_tag", VALUE),
+    (COMPLETION, {"structural_tag": "$$ANY$$"}, "structural_tag", VALUE),
     (GENERATE, {"model": 3}, "model", TYPE),
     (GENERATE, {"sampling_params": {"sampling_seed": 2**63}}, "sampling_params.sampling_seed", VALUE),
     (GENERATE, {"stream": 1}, "stream", TYPE),

@@ -266,7 +266,7 @@ GRPC_STATUS: Final[dict[str, GrpcStatus]] = {
     "DEADLINE_EXCEEDED": GrpcStatus(504, "deadline_exceeded", True, False, _DEADLINE_TEXT),
     "INTERNAL": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "UNKNOWN": GrpcStatus(500, "worker_error", retryable=True, failover=True),
-    # Of a call that we have cancelled ourselves nobody asks: the worker has dropped this one.
+    # The worker has dropped the call; our own cancels are not repeated.
     "CANCELLED": GrpcStatus(500, "worker_error", retryable=True, failover=True),
     "DATA_LOSS": GrpcStatus(500, "worker_error", retryable=True, failover=True),
 }

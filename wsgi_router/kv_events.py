@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 _METHOD: Final = "SubscribeKvEvents"
 _LOOK_SECONDS: Final = 0.5
-"""Longest time until a change of the list of workers, or of who leads, is seen."""
+"""About the longest time until a change of the list of workers, or of who leads, is seen."""
 _AGAIN_SECONDS: Final = 1.0
 _REFUSED_SECONDS: Final = 60.0
 """A worker that has no events may be replaced by one that has."""

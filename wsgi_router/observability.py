@@ -35,7 +35,7 @@ DRAINED: Final = "drained"
 _NAMES_LOGGED: Final = 50
 
 FLUSH_SECONDS: Final = 0.25
-"""Longest time for which a change of a request's metrics is kept back."""
+"""About the longest time for which a change of a request's metrics is kept back."""
 
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _PROBES: Final = frozenset({"/health", "/liveness", "/readiness", "/health_generate", "/metrics"})

@@ -1,8 +1,8 @@
 """What each process would import for itself is imported once, in gunicorn's master: its pages are shared.
 
-Nothing here starts a thread, opens a channel or patches. What is imported here was imported before gevent
-patches, in each process, what it is built on. So a name taken from a module that is patched (`from time
-import sleep`) stays the original, and to wait by it would hold up all streams: tests/test_preloading.py.
+Nothing here starts a thread, opens a channel or patches the standard library. gevent does that later, in each
+process: a name taken here from a module that it patches (`from time import sleep`) stays the original, and to
+wait by it would hold up all streams (tests/test_preloading.py).
 """
 
 from __future__ import annotations

@@ -167,7 +167,9 @@ class Settings:
         "Format of the models' tool calls: auto (by their names), none, or a format.",
     )
     tool_call_parsers: tuple[tuple[str, str], ...] = _row(
-        (), casts.by_model(parsers.tool_setting, "FORMAT"), "Models with other formats of calls, NAME=FORMAT."
+        (),
+        casts.by_model(parsers.tool_setting, "FORMAT"),
+        "Models whose calls have another format, NAME=FORMAT.",
     )
     reasoning_parser: str = _row(
         parsers.AUTO,
@@ -177,7 +179,7 @@ class Settings:
     reasoning_parsers: tuple[tuple[str, str], ...] = _row(
         (),
         casts.by_model(parsers.reasoning_setting, "FORMAT"),
-        "Models with other formats of reasoning, NAME=FORMAT.",
+        "Models whose reasoning has another format, NAME=FORMAT.",
     )
     policy: str = _row(
         "least_load",

@@ -1,4 +1,7 @@
-"""What all processes of a server have in common: made in gunicorn's master before it forks them."""
+"""What all processes of a server have in common, made in gunicorn's master before it forks them.
+
+And how they replace files and lock them.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ FIRST_SECONDS: Final = 20.0
 _FETCH_SECONDS: Final = 60.0
 _LOCK_SECONDS: Final = 2 * _FETCH_SECONDS
 _LOOK_SECONDS: Final = 0.5
-"""Longest time until it is seen that there is a new model, or a worker that was not compared."""
+"""About the longest time until it is seen that there is a new model, or a worker that was not compared."""
 _PAUSES: Final = (1.0, 2.0, 5.0, 15.0)
 """Seconds between tries to get a tokenizer; the last one again and again."""
 _INDIFFERENT: Final = frozenset({"config.json", "generation_config.json", "README.md"})

@@ -62,7 +62,7 @@ def after(state: State, event: Event) -> State:
 LOSSES: Final = frozenset({"UNAVAILABLE", "CANCELLED"})
 """Statuses of gRPC that end many calls at one moment: a connection is lost, a worker that ends drops them.
 
-CANCELLED, too, is the worker's doing: a call that we cancel ourselves is not waited for.
+CANCELLED, too, is the worker's doing: our own cancels are left out before.
 """
 
 FAULTS: Final = LOSSES | {"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "DATA_LOSS"}

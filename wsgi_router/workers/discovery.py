@@ -25,7 +25,7 @@ _LOG = logging.getLogger(__name__)
 FIRST_SECONDS: Final = 2.0
 """Longest wait of a new process for what the sources say first."""
 _LOOK_SECONDS: Final = 0.5
-"""Longest time until a process takes over from a leader that has ended."""
+"""About the longest time until a process takes over from a leader that has ended."""
 
 Tell = Callable[[Mapping[str, Part]], bool]
 """Takes all workers that there are now, by their URLs; False if nobody wants to know any more."""

@@ -82,7 +82,10 @@ def parts(settings: Settings) -> dict[str, Part]:
 
 
 def read(settings: Settings) -> Changes | None:
-    """What WORKERS_FILE holds; None if there is no such setting. SettingsError, if it cannot be kept, too."""
+    """What WORKERS_FILE holds; None if there is no such setting.
+
+    Raises SettingsError, also where it cannot be kept.
+    """
     if not settings.workers_file:
         return None
     if settings.admin_key:  # else nobody can change it, and it may well be read-only

@@ -64,7 +64,7 @@ class WorkerPool:
         self._looking = runtime.PeriodicTask("looking after the workers", self._look, _LOOK_SECONDS)
         self._prober = Prober(transport, settings, self._sees_to, self._take_answer, self._looking.wake)
         self._phases: dict[Worker, Phase] = {}
-        self._unread: set[Worker] = set()  # their cards are there, and cannot be read or kept
+        self._unshared: set[Worker] = set()  # their cards are there, and cannot be read or kept
         known = parts(settings)
         self.membership = Membership(
             tuple(known),
@@ -427,7 +427,7 @@ class WorkerPool:
         for worker in idle:
             self._prober.forget(worker)
             self._phases.pop(worker, None)
-            self._unread.discard(worker)
+            self._unshared.discard(worker)
             worker.close()
             self._transport.forget(worker)
             _LOG.info("worker %s is served no more", worker.url)
@@ -442,6 +442,7 @@ class WorkerPool:
                     raise
                 self._tell_unshared(worker, error)  # the worker is well all the same
                 return
+            self._unshared.discard(worker)
             if news:
                 self._cards = cards.by_name(self.workers, self._settings.model)
 
@@ -456,13 +457,13 @@ class WorkerPool:
         for worker in workers:
             try:
                 self._shared_cards.take(worker)
-                self._unread.discard(worker)
+                self._unshared.discard(worker)
             except (OSError, DecodeError) as error:
                 self._tell_unshared(worker, error)
 
     def _tell_unshared(self, worker: Worker, error: Exception) -> None:
-        if worker not in self._unread:  # it is tried again and again
-            self._unread.add(worker)
+        if worker not in self._unshared:  # it is tried again and again
+            self._unshared.add(worker)
             _LOG.error("what worker %s serves cannot be shared: %s", worker.url, error)
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Asks workers whether they are there. In one process of a server: the one that leads (`WorkerPool`).
+"""Asks workers whether they are there; each is asked by one process (`WorkerPool`).
 
 What a worker serves (GetModelInfo) is the cheapest question. A live front answers it though the engine behind
 it stands still, so that one has to prove itself: by a request that begins or ends well, in any process, or

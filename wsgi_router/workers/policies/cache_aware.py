@@ -17,8 +17,8 @@ _LITTLE: Final = 1e-9
 """Where any difference of loads is too much."""
 _DEAR: Final = 12
 """To compute what another worker has cached costs so many times the time it takes: it is stored there, too,
-and what it drops is computed anew. With 2 workers take each other's prefixes, with 8 the second turns of
-conversations move now and then; from 8 to 16 differ little else (bench/prefix_model.py).
+and what it drops is computed anew. At 2, workers take each other's prefixes; at 8, second turns of
+conversations move now and then; from 8 to 16 little else differs (bench/prefix_model.py).
 """
 
 
