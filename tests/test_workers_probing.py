@@ -134,6 +134,20 @@ def test_a_process_need_not_look_to_know_what_was_just_told(server: MakeServer) 
     assert second.workers[1].card_number == 2
 
 
+def test_a_worker_that_another_process_has_just_heard_of_is_asked(server: MakeServer) -> None:
+    """Of a model that this process knows by others: it would be refused until the next look."""
+    made = server(health_interval=100)
+    first, _ = made.start(**{B: DOWN})
+    wait_until(lambda: up(first) == [A] and first.workers[1].record.asked)
+    made.leaders.clear()
+    second, _ = made.start(**{B: DOWN})
+    wait_until(lambda: second.models() != [])
+    second._looking.stop()
+    first._take_answer(first.workers[1], info().SerializeToString())
+    first.workers[1].note(Event.PROBE_OK)
+    assert [worker.url for worker in second.candidates("m")] == [A, B]
+
+
 def test_a_card_that_cannot_be_read_is_tried_again(
     server: MakeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

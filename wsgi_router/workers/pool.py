@@ -323,8 +323,9 @@ class WorkerPool:
 
     def _serves(self, worker: Worker, model: str) -> bool:
         if worker.card is None:
-            return False
-        return model in (self._settings.model, worker.card.name)
+            self._take_cards((worker,))  # another process may have been told since this one has looked
+        card = worker.card
+        return card is not None and model in (self._settings.model, card.name)
 
     def _can(self, worker: Worker, model: str, adapter: str) -> bool:
         return self._serves(worker, model) and (not adapter or adapter in worker.adapters)
