@@ -80,7 +80,7 @@ cdef class Prompt:
         cdef const uint64_t *marks = <const uint64_t *> PyBytes_AS_STRING(self.marks)
         cdef size_t size = PyBytes_GET_SIZE(self.marks) // sizeof(uint64_t)
         cdef size_t count = len(columns)
-        cdef bytes asked = b"".join([int(column).to_bytes(4, "little") for column in columns])
+        cdef bytes asked = array("I", columns).tobytes()
         cdef const uint32_t *at = <const uint32_t *> PyBytes_AS_STRING(asked)
         cdef bytes told = PyBytes_FromStringAndSize(NULL, count * sizeof(WrKnown))
         cdef WrKnown *out = <WrKnown *> PyBytes_AS_STRING(told)

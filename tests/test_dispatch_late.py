@@ -76,7 +76,7 @@ def read_all(connection: socket.socket) -> None:
 
 def test_a_late_stream_that_nobody_looks_at_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when its client reads nothing, and the server waits to send; the connection is cut."""
-    monkeypatch.setattr("wsgi_router.choices.GRACE_SECONDS", 0.1)
+    monkeypatch.setattr("wsgi_router.choices._GRACE_SECONDS", 0.1)
     bench = Bench((chunk(1),), health_interval=100)
     closed: list[bool] = []
     client = Client()

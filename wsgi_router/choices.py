@@ -26,7 +26,7 @@ from wsgi_router.workers.worker import Lease, Worker
 _LOG = logging.getLogger(__name__)
 
 _LEAST_PAUSE: Final = 0.01
-GRACE_SECONDS: Final = 1.0
+_GRACE_SECONDS: Final = 1.0
 """A late request ends by itself, unless whoever sends its answer waits for the client; for so long it may."""
 _LOOKS: Final = 4
 
@@ -419,7 +419,7 @@ class TimeLimit:
         if self._looks:
             self._looks -= 1
             self._queue.wakeup.set()
-            return GRACE_SECONDS / _LOOKS
+            return _GRACE_SECONDS / _LOOKS
         try:
             if self._connection is not None:
                 cut(self._connection)

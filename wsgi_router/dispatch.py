@@ -468,10 +468,12 @@ class Dispatcher:
                 choice.companion = prefill
             request += _adapter_field(worker, job.adapter)
             if transport.feeds:
-                limits = Patience(patience, self.shared.token_timeout)
-                call = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
-                held = legs.prefill is not None and job.scored
-                queue.feed(choice, functools.partial(call, held=True) if held else call)
+                limits, held = (
+                    Patience(patience, self.shared.token_timeout),
+                    legs.prefill is not None and job.scored,
+                )
+                feed = functools.partial(transport.feed, worker, request, generation.answer, index, limits)
+                queue.feed(choice, functools.partial(feed, held=held))
             else:
                 choice.stream, choice.patience = transport.open_stream(worker, request), patience
                 queue.start(choice)

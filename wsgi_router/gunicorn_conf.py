@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from wsgi_router import settings
+from wsgi_router import setting_sources, settings
 
 try:
     _settings = settings.load()
@@ -161,15 +161,10 @@ def on_reload(server: Any) -> None:
 def _make_metrics_directory() -> None:
     given = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     if given and not Path(given).name.startswith(f"wsgi-router-{_METRICS}-"):
-        try:
+        with setting_sources.writing("PROMETHEUS_MULTIPROC_DIR", given):
             Path(given).mkdir(parents=True, exist_ok=True)
             for stale in Path(given).glob("*.db"):
                 stale.unlink(missing_ok=True)
-            with tempfile.TemporaryFile(dir=given):
-                pass
-        except OSError as error:
-            message = f"PROMETHEUS_MULTIPROC_DIR: {given} cannot be written: {error.strerror}"
-            raise settings.SettingsError(message) from None
         return
     # Also after USR2: the name of the old master's directory is inherited, but it is still in use.
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(_make_directory(_METRICS))

@@ -38,7 +38,7 @@ from wsgi_router.workers.worker import Lease, Worker
 _LOG = logging.getLogger(__name__)
 
 _ROOMS: Final = 2**31 - 1
-_UNSCORED: Final = RpcFailure("UNIMPLEMENTED", "The prefill worker tells no log probabilities of the prompt.")
+_UNSCORED: Final = "The prefill worker tells no log probabilities of the prompt."
 _REGULAR: Final = frozenset({Role.REGULAR})
 _PREFILL: Final = frozenset({Role.PREFILL})
 _DECODE: Final = frozenset({Role.DECODE})
@@ -305,7 +305,7 @@ class Prefill:
         elif not self._gave_up:
             shared.pool.credit(self.lease.worker)
             if self._unscored:
-                self._fail(RpcFailure(_UNSCORED.code, _UNSCORED.details))
+                self._fail(RpcFailure("UNIMPLEMENTED", _UNSCORED))
         self._let_go()
 
     def _fail(self, item: Item, silent: bool = False) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import tempfile
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +22,17 @@ Fields = Mapping[str, "dataclasses.Field[Any]"]
 
 class SettingsError(ValueError):
     """A setting that cannot be used. Its text names the setting and its source, in one line."""
+
+
+@contextlib.contextmanager
+def writing(name: str, folder: str | Path) -> Iterator[None]:
+    """Within, the folder that `name` sets is made ready; then it has to take files. Raises SettingsError."""
+    try:
+        yield
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise SettingsError(f"{name}: {folder} cannot be written: {error.strerror}") from None
 
 
 def _port_alias(value: object) -> str:

@@ -23,7 +23,8 @@ from typing import Final
 
 import msgspec
 
-from wsgi_router.settings import Settings, SettingsError
+from wsgi_router import setting_sources
+from wsgi_router.settings import Settings
 from wsgi_router.sharing import try_lock
 from wsgi_router.tokenizer_cache import Cache, Files, Hold, digests
 from wsgi_router.workers.board import Board
@@ -123,12 +124,8 @@ def check(cache: str) -> None:
     """Makes the folder of TOKENIZER_CACHE, if one is named. Raises SettingsError."""
     if not cache:
         return
-    try:
+    with setting_sources.writing("TOKENIZER_CACHE", cache):
         Path(cache).mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=cache):
-            pass
-    except OSError as error:
-        raise SettingsError(f"TOKENIZER_CACHE: {cache} cannot be written: {error.strerror}") from None
 
 
 def prune(cache: str, most_mib: int) -> None:

@@ -209,15 +209,16 @@ class Record:
             before = self._breaker()
             return self._change(before, before.succeeded(now, self._limits), now)
 
-    def see_to(self, now: float, leads: bool) -> bool:
+    def see_to(self, leads: bool) -> bool:
         """Whether this process is to see to the worker; the others know it then. To be asked again and again.
 
         It is if it `leads`. Else it may be for want of another: the one that leads may not know the worker,
         as it was removed, or is of other settings than the present ones.
         """
-        if not (leads or self.mine or int(now * 1000) >= self._get(_SEEN_TO) + _NEGLECTED):
+        now = _now()
+        if not (leads or self.mine or now >= self._get(_SEEN_TO) + _NEGLECTED):
             return False
-        self._put_open(_SEEN_TO, int(now * 1000))
+        self._put_open(_SEEN_TO, now)
         self._put_open(_BY, self._me)
         return True
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import copy
 import logging
-import tempfile
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import msgspec
 
+from wsgi_router import setting_sources
 from wsgi_router.errors import InternalError, InvalidRequestError, RouterError
 from wsgi_router.setting_casts import MOST_WORKERS, worker_url
 from wsgi_router.settings import Settings, SettingsError
@@ -89,16 +89,9 @@ def read(settings: Settings) -> Changes | None:
     if not settings.workers_file:
         return None
     if settings.admin_key:  # else nobody can change it, and it may well be read-only
-        _check_folder(Path(settings.workers_file).parent)
-    return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
-
-
-def _check_folder(folder: Path) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
+        with setting_sources.writing("WORKERS_FILE", Path(settings.workers_file).parent):
             pass
-    except OSError as error:
-        raise SettingsError(f"WORKERS_FILE: {folder} cannot be written: {error.strerror}") from None
+    return _usable(Path(settings.workers_file), tuple(parts(settings))) or Changes()
 
 
 def share(board: Board, changes: Changes | None) -> None:

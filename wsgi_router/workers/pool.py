@@ -340,7 +340,7 @@ class WorkerPool:
             worker.record.publish(max(worker.heard, self._transport.heard(worker)), worker.proved)
             worker.tell_if_down(now)
         leads = self.leads()
-        mine = [one for one in known if (leads or one.awaited) and one.record.see_to(now, leads)]
+        mine = [one for one in known if (leads or one.awaited) and one.record.see_to(leads)]
         pause = self._prober.look(mine)
         if leads:
             pause = min(pause, self._tell_half_open())

@@ -229,9 +229,9 @@ class Worker:
             if lease.released:
                 return
             lease.released = True
-            queued, lease.queued = lease.queued, 0
         self._waiting.pop(lease, None)
-        self._load.add(-1, -queued)
+        self._computed(lease)
+        self._load.add(-1)
         self._end_trial(lease)
 
     def _begun(self, lease: Lease) -> None:

@@ -25,7 +25,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::body;
 use crate::error::{Code, Error, Result};
-use crate::heap;
 use crate::net::answer::panicked;
 use crate::stream;
 
@@ -157,14 +156,20 @@ pub unsafe extern "C" fn wr_facts(out: *mut WrBytes) {
 /// Makes the heap ready for forks: what is free goes back to the system, or is never used again.
 #[unsafe(no_mangle)]
 pub extern "C" fn wr_settle_heap() {
+    trim_memory();
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    crate::heap::fill();
+}
+
+/// Gives back what is free, where the system's allocator would keep it.
+fn trim_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         unsafe extern "C" {
             fn malloc_trim(pad: usize) -> i32;
         }
-        // SAFETY: it takes a number, and may be called at any time.
+        // SAFETY: glibc's own function, callable at any time.
         unsafe { malloc_trim(0) };
-        heap::fill();
     }
 }
 

@@ -61,18 +61,6 @@ pub unsafe extern "C" fn wr_tokenizer_load(
     })
 }
 
-/// Gives back what reading the files took: tens of MiB that every process would otherwise keep.
-fn trim_memory() {
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    {
-        unsafe extern "C" {
-            fn malloc_trim(pad: usize) -> i32;
-        }
-        // SAFETY: glibc's own function, callable at any time.
-        unsafe { malloc_trim(0) };
-    }
-}
-
 /// # Safety
 /// `handle` came from `wr_tokenizer_load` and is freed once; no other call on it is under way.
 #[unsafe(no_mangle)]

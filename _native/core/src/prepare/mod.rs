@@ -100,12 +100,13 @@ fn render(template: Option<&ChatTemplate>, messages: &Json, job: &Job, limits: &
     let template = template
         .ok_or_else(|| Error::new(Code::InvalidRequest, "The model has no chat template.").at("messages"))?;
     let none = Map::new();
-    check_kwargs(job.chat_template_kwargs.as_ref().unwrap_or(&none))?;
+    let kwargs = job.chat_template_kwargs.as_ref().unwrap_or(&none);
+    check_kwargs(kwargs)?;
     let input = RenderInput {
         messages,
         tools: job.tools.as_ref(),
         documents: job.documents.as_ref(),
-        kwargs: job.chat_template_kwargs.as_ref().unwrap_or(&none),
+        kwargs,
         add_generation_prompt: job.add_generation_prompt,
         continue_final_message: job.continue_final_message,
         now: job.now,
